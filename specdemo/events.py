@@ -1,0 +1,178 @@
+"""What happens in a lane, as plain values.
+
+Every layer speaks these records: engines yield them, metrics fold them, traces store them, the page and
+the terminal draw them. They hold only numbers, strings and tuples, so they pickle, print and compare.
+Times are seconds of engine time (the lane's own clock, which stands still while the lane is suspended);
+token ids are ints of the target's vocabulary. This is version 1 of the trace format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
+
+TRACE_VERSION = 1
+
+Fate: TypeAlias = Literal["accepted", "rejected", "discarded", "clipped"]
+"""accepted: judged and kept; rejected: the first judged and refused; discarded: after the first refusal, never
+judged; clipped: cut by EOS, a stop string or the budget before commit, counted nowhere."""
+
+ExtraKind: TypeAlias = Literal["recovered", "bonus"]
+"""recovered: drawn from the residual norm(max(0, p - q)) after a rejection; bonus: drawn from p when all K drafted
+tokens were accepted (with K = 0, so always in a standard lane, that is the plain next token)."""
+
+FinishReason: TypeAlias = Literal["eos", "stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One of the likeliest tokens at a position: its id, its raw probability (softmax before temperature and
+    filters) and its text."""
+
+    id: int
+    prob: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """One token drawn from the target outside a draft: the prefill's token, or a round's extra token.
+
+    `text` is what the token adds to the output ('' while a character is still incomplete). `p` is the probability
+    under the distribution that was sampled, `raw_p` the one before temperature and filters.
+    """
+
+    id: int
+    text: str
+    p: float
+    raw_p: float | None = None
+    top: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedToken:
+    """A proposed token: q is the probability under the distribution it was drawn from (1.0 for a drafter that drew
+    nothing), raw_q the draft model's softmax before temperature and filters, `top` its five likeliest tokens."""
+
+    id: int
+    text: str
+    q: float
+    raw_q: float | None = None
+    top: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedToken:
+    """The verdict on one drafted token.
+
+    `text` is what a kept token adds to the output, or what a refused one would have read as. `acceptance` is the
+    probability of being accepted that `uniform` was compared with (accepted when uniform < acceptance); for a
+    discarded token under token-wise verification neither was consulted.
+    """
+
+    id: int
+    text: str
+    fate: Fate
+    p: float
+    q: float
+    raw_p: float | None
+    acceptance: float
+    uniform: float
+    top: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    type: ClassVar[str] = "started"
+    lane: str
+    t: float
+    method: str
+    target: str
+    target_precision: str
+    forward_path: str
+    device: str
+    settings: Mapping[str, Any]
+    prompt_ids: tuple[int, ...]
+    draft: str | None = None
+    draft_precision: str | None = None
+    draft_forward_path: str | None = None
+    notes: tuple[str, ...] = ()
+    version: int = TRACE_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The prompt is in the caches and the first token is drawn from the target: exactly one token in every lane."""
+
+    type: ClassVar[str] = "prefilled"
+    lane: str
+    t: float
+    target_s: float
+    draft_s: float
+    token: Committed
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Emitted right before its round's `Verified`, also when the draft is empty (K = 0, no match found)."""
+
+    type: ClassVar[str] = "drafted"
+    lane: str
+    t: float
+    round: int
+    tokens: tuple[DraftedToken, ...]
+    draft_s: float
+    origin: str
+    draft_forwards: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """One target forward over K + 1 positions, judged and committed.
+
+    `num_accepted` counts the fates "accepted", so it is what was kept. `extra` is None only when the round was
+    cut before it (EOS or a stop string inside the draft).
+    """
+
+    type: ClassVar[str] = "verified"
+    lane: str
+    t: float
+    round: int
+    verify_s: float
+    judge_s: float
+    judged: tuple[JudgedToken, ...]
+    num_accepted: int
+    extra: Committed | None
+    extra_kind: ExtraKind | None
+    outcome: tuple[int, int] | None = None
+    hit: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`token_ids` and `text` are the lane's output. They can be shorter than what was committed: a stop string found
+    late cuts the text where it begins, and the ids after the token in which it begins."""
+
+    type: ClassVar[str] = "finished"
+    lane: str
+    t: float
+    finish_reason: FinishReason
+    token_ids: tuple[int, ...]
+    text: str
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    type: ClassVar[str] = "failed"
+    lane: str
+    t: float
+    message: str
+
+
+Event: TypeAlias = Started | Prefilled | Drafted | Verified | Finished | Failed
+
+EVENT_TYPES: Mapping[str, type[Event]] = {
+    cls.type: cls for cls in (Started, Prefilled, Drafted, Verified, Finished, Failed)
+}

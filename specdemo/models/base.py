@@ -1,0 +1,48 @@
+"""A language model and its key-value cache, as the engines see them.
+
+A `LanguageModel` is weights; `open()` gives a `CachedLM`, one run's cache over those weights. Two operations are
+enough for prefill, decoding, verification and rollback: `extend` feeds whatever is committed and not cached yet
+(plus a draft), `truncate` forgets the tail. Nothing outside this package touches a cache.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor, device, dtype
+
+
+class CachedLM(Protocol):
+    """One run's key-value cache over a model's weights. Not shared between runs."""
+
+    @property
+    def cached(self) -> int:
+        """Positions in the cache."""
+
+    def extend(self, ids: Tensor, keep: int) -> Tensor:
+        """Feed `ids` at positions cached, cached + 1, ... and append them to the cache.
+
+        ids: int64 [n], n >= 1, on any device. Returns float32 logits [keep, vocab_size] of the last `keep`
+        positions (1 <= keep <= n), valid until the next call. Raises ValueError past the capacity given to `open`.
+        """
+
+    def truncate(self, length: int) -> None:
+        """Forget every position from `length` on; a no-op where nothing is cached there."""
+
+    def close(self) -> None:
+        """Release the cache; idempotent."""
+
+
+class LanguageModel(Protocol):
+    """Weights on a device, ready to run."""
+
+    name: str
+    precision: str  # as shown to users: "float32", "bfloat16", "int8", ...
+    forward_path: str  # which forward runs and, where it is the slower one, why: "lean", "transformers (gpt2)"
+    device: device
+    dtype: dtype  # of the activations
+    vocab_size: int  # logits are cut to this: ids that the tokenizer can produce
+    context_length: int
+
+    def open(self, capacity: int) -> CachedLM:
+        """A fresh cache for at most `capacity` positions."""
