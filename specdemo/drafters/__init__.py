@@ -1,0 +1,1 @@
+"""Drafters: ways to propose the next tokens."""

@@ -1,0 +1,1 @@
+"""Engines: synchronous generators of events, one per way of decoding."""

@@ -1,0 +1,1 @@
+"""Models: loading, forwards and the only key-value caches."""
