@@ -11,27 +11,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from ..models.base import LanguageModel
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """K proposed tokens.
 
-    tokens: int64 [K], on the drafter's device. probs: float32 [K, vocab] that the tokens were drawn from, or None
-    for one-hot. logits: float32 [K, vocab], the model's own, for display; None where there is no model. origin: how
-    the tokens were found ("model", "lookup", "none", ...). forwards: the drafter's model forwards for this proposal.
+    tokens: int64 [K] of the target's ids, on the target's device. probs: float [K, V] over the target's vocabulary
+    that the tokens were drawn from, or None for one-hot. logits: float32 [K, columns], the draft model's own, for
+    display, whose columns are the ids `vocab_ids` (None: their index); None where there is no model. origin: how the
+    tokens were found ("model", "lookup", "none"). forwards: the draft model's forwards for this proposal.
     """
 
     tokens: Tensor
     probs: Tensor | None
-    logits: Tensor | None
     origin: str
+    logits: Tensor | None = None
+    vocab_ids: Tensor | None = None
     forwards: int = 0
 
 
+def nothing_drafted(device: torch.device) -> Proposal:
+    """A proposal of no tokens: the round then is one plain step of the target."""
+    return Proposal(torch.empty(0, dtype=torch.long, device=device), None, origin="none")
+
+
 class Drafter(Protocol):
-    """Anything that proposes tokens. Created for one run, closed at its end."""
+    """Anything that proposes tokens. Created for one run, closed at its end.
+
+    `model` is the draft model, if there is one; `cost_ratio` a rough guess of one drafted token's cost over one target
+    forward, from which an adaptive draft length starts.
+    """
+
+    model: LanguageModel | None
+    cost_ratio: float
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """See the prompt, before the first round. Its time counts to the time to first token."""

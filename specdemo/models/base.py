@@ -41,7 +41,8 @@ class LanguageModel(Protocol):
     forward_path: str  # which forward runs and, where it is the slower one, why: "lean", "transformers (gpt2)"
     device: device
     dtype: dtype  # of the activations
-    vocab_size: int  # logits are cut to this: ids that the tokenizer can produce
+    vocab_size: int  # columns of the logits: cut to the ids that the tokenizer can produce
+    vocab_ids: Tensor | None  # int64 [vocab_size], the target's id of each column; None where column = id
     context_length: int
 
     def open(self, capacity: int) -> CachedLM:

@@ -1,0 +1,88 @@
+"""A smaller language model drafts: the classic drafter (Leviathan et al. 2023; Chen et al. 2023).
+
+It keeps its own cache beside the target's. After a round it forgets what was refused; what was committed without it
+(a recovered or bonus token, another drafter's tokens) it catches up on in its next forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..models.base import LanguageModel
+from ..sampling import Purpose, draw, penalise, round_salt, to_probs, uniform
+from ..settings import Settings
+from .base import Proposal, nothing_drafted
+
+
+class DraftModel:
+    """Drafts with `model` for `target`, in a cache of at most `capacity` positions. Greedy drafting reports a one-hot
+    q, sampled drafting the distribution drawn from, after the target's own temperature, filters and penalties."""
+
+    def __init__(self, model: LanguageModel, target: LanguageModel, settings: Settings, capacity: int) -> None:
+        self.model = model
+        self.cost_ratio = 0.1
+        self._settings = settings
+        self._target = target
+        self._cache = model.open(capacity)
+        self._proposals = 0
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._cache.extend(self._tensor(tokens), keep=1)
+
+    def propose(self, tokens: Sequence[int], draft_length: int) -> Proposal:
+        if draft_length == 0:
+            return nothing_drafted(self._target.device)
+        self._proposals += 1
+        salt = round_salt(self._settings, self._proposals)
+        sampled = not self._settings.greedy
+        drafted: list[Tensor] = []  # each [1]
+        probs: list[Tensor] = []  # each [V]
+        rows: list[Tensor] = []  # each [1, columns]
+        feed = self._tensor(tokens[self._cache.cached :])
+        for i in range(draft_length):
+            logits = self._cache.extend(feed, keep=1)
+            rows.append(logits.clone())
+            scores = self._over_target_ids(logits)
+            seen = [int(token) for token in drafted] if self._settings.repetition_penalty != 1.0 else []
+            context = [*tokens, *seen]
+            if sampled:
+                q = to_probs(scores, self._settings, context)[0]
+                token = draw(q, uniform(self._settings.seed, len(tokens) + i, Purpose.DRAFT, salt))
+                probs.append(q)
+            else:
+                token = penalise(scores, self._settings, context).argmax(-1)
+            drafted.append(token)
+            feed = token
+        device = self._target.device
+        return Proposal(
+            tokens=torch.cat(drafted).to(device),
+            probs=torch.stack(probs).to(device) if sampled else None,
+            origin="model",
+            logits=torch.cat(rows),
+            vocab_ids=self.model.vocab_ids,
+            forwards=draft_length,
+        )
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self._cache.truncate(len(tokens) - 1)
+
+    def close(self) -> None:
+        self._cache.close()
+
+    def _tensor(self, tokens: Sequence[int]) -> Tensor:
+        return torch.tensor(tokens, dtype=torch.long, device=self.model.device)
+
+    def _over_target_ids(self, logits: Tensor) -> Tensor:
+        """Logits [1, target's vocabulary]; ids that the draft model does not have can never be drawn."""
+        if self.model.vocab_ids is None and logits.shape[-1] == self._target.vocab_size:
+            return logits
+        scores = torch.full((1, self._target.vocab_size), -torch.inf, device=logits.device)
+        if self.model.vocab_ids is None:
+            shared = min(logits.shape[-1], self._target.vocab_size)
+            scores[:, :shared] = logits[:, :shared]
+        else:
+            scores[:, self.model.vocab_ids] = logits
+        return scores
