@@ -39,7 +39,9 @@ model: $(VENV)/installed ## fetch and convert the embedded model, once
 
 # The browser tests take a Chromium or Chrome of the system; where there is none, Playwright's own.
 chromium: $(VENV)/installed-dev
-	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || $(VENV)/bin/python -m playwright install chromium
+	@for name in chromium chromium-browser google-chrome; do \
+	    command -v $$name >/dev/null 2>&1 && exit 0; \
+	done; $(VENV)/bin/python -m playwright install chromium
 
 # A stamp is written last, so an installation that was broken off is taken up again.
 $(VENV)/installed: requirements.txt constraints.txt

