@@ -1,0 +1,239 @@
+"""One owner of the models, and the race: two lanes on one machine, in fair turns, for one visitor at a time.
+
+Lanes share the machine without threads: the lane with the least engine time goes next, so both show the same moment
+of their own clocks. A run holds the models by a lease. A consumer that went away (a closed tab leaves its generator
+suspended) loses the lease to the next visitor; an error or a stop ends it at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from . import methods
+from .errors import BadRequest, ModelUnavailable, SpecdemoError
+from .events import Event, Failed, Prefilled, Started, Verified
+from .models.loading import Pair
+from .settings import Settings
+from .text import encode_prompt
+
+STANDARD, SPECULATIVE = "standard", "speculative"
+GHOST_SECONDS = 3.0  # a consumer that asks for nothing this long, while another waits, is taken to be gone
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RaceRequest:
+    """What a visitor asks for."""
+
+    prompt: str
+    settings: Settings = field(default_factory=Settings)
+    method: str = "speculative"
+    raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one run may take: characters of prompt, new tokens, seconds of wall clock."""
+
+    prompt_characters: int = 50_000
+    max_new_tokens: int = 2048
+    seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    state: Literal["loading", "ready", "busy", "failed"]
+    message: str
+    progress: float = 1.0
+
+
+class _Lease:
+    """One run's hold on the models. `idle_since` is set while the run is suspended, waiting for its consumer."""
+
+    def __init__(self, visitor: str) -> None:
+        self.visitor = visitor
+        self.stop = threading.Event()
+        self.lost = False
+        self.idle_since: float | None = None
+        self.lanes: list[Iterator[Event]] = []
+
+    def close_lanes(self) -> None:
+        for lane in self.lanes:
+            with suppress(Exception):
+                lane.close()  # type: ignore[attr-defined]
+        self.lanes.clear()
+
+
+class Arena:
+    """Loads a pair once, then serves races one at a time. `load` makes the pair; it is called by `start_loading`."""
+
+    def __init__(self, load: Callable[[Progress], Pair], limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._load = load
+        self._pair: Pair | None = None
+        self._changed = threading.Condition()
+        self._lease: _Lease | None = None
+        self._loading = Status("loading", "Starting", 0.0)
+
+    # -- models ------------------------------------------------------------------------------------------------
+
+    def start_loading(self) -> threading.Thread:
+        """Load in the background. The page is usable meanwhile; races wait for it."""
+        thread = threading.Thread(target=self.load, name="load models", daemon=True)
+        thread.start()
+        return thread
+
+    def load(self) -> None:
+        """Load and warm up. A failure becomes the status, and the message of every race asked for."""
+        try:
+            pair = self._load(self._progress)
+            self._progress("Warming up", 1.0)
+            methods.warm_up(pair, encode_prompt(pair.tokenizer, "Hello", raw=True))
+        except SpecdemoError as error:
+            self._set_loading(Status("failed", str(error)))
+        except Exception as error:
+            self._set_loading(Status("failed", f"The models could not be loaded ({type(error).__name__}: {error})."))
+        else:
+            with self._changed:
+                self._pair = pair
+            self._set_loading(Status("ready", f"{pair.target.name} is ready"))
+
+    def _progress(self, text: str, share: float) -> None:
+        self._set_loading(Status("loading", text, share))
+
+    def _set_loading(self, status: Status) -> None:
+        with self._changed:
+            self._loading = status
+            self._changed.notify_all()
+
+    @property
+    def pair(self) -> Pair | None:
+        return self._pair
+
+    @property
+    def status(self) -> Status:
+        with self._changed:
+            if self._loading.state == "ready" and self._lease is not None:
+                return Status("busy", "A race is running")
+            return self._loading
+
+    # -- races -------------------------------------------------------------------------------------------------
+
+    def race(self, request: RaceRequest, visitor: str = "") -> Iterator[Event]:
+        """Both lanes' events as they happen, ending after each lane's Finished or Failed.
+
+        Waits for the models and for the run before. Raises SpecdemoError before the first event for a request that
+        cannot be served. Closing the generator, `stop`, and the limits end the run and release the models.
+        """
+        self._check(request)
+        pair = self._ready_pair()
+        prompt_ids = encode_prompt(pair.tokenizer, request.prompt, request.raw)
+        lease = self._acquire(visitor)
+        try:
+            deadline = time.monotonic() + self.limits.seconds
+
+            def should_stop() -> bool:
+                return lease.stop.is_set() or time.monotonic() > deadline
+
+            lease.lanes = [
+                methods.run(pair, name, prompt_ids, request.settings, lane=lane, should_stop=should_stop)
+                for lane, name in ((STANDARD, "standard"), (SPECULATIVE, request.method))
+            ]
+            for event in in_turns({STANDARD: lease.lanes[0], SPECULATIVE: lease.lanes[1]}):
+                lease.idle_since = time.monotonic()
+                yield event
+                with self._changed:
+                    if lease.lost:
+                        return
+                    lease.idle_since = None
+        finally:
+            self._release(lease)
+
+    def stop(self, visitor: str = "") -> bool:
+        """End the visitor's run within one round, with finish reason "cancelled". Whether there was one."""
+        with self._changed:
+            lease = self._lease
+            if lease is None or lease.visitor != visitor:
+                return False
+            lease.stop.set()
+            return True
+
+    def _check(self, request: RaceRequest) -> None:
+        limits = self.limits
+        if not isinstance(request.prompt, str):
+            raise BadRequest("The prompt must be a text.")
+        if len(request.prompt) > limits.prompt_characters:
+            raise BadRequest(
+                f"The prompt has {len(request.prompt):,} characters and the limit is {limits.prompt_characters:,}: "
+                "shorten it."
+            )
+        if request.settings.max_new_tokens > limits.max_new_tokens:
+            raise BadRequest(
+                f"At most {limits.max_new_tokens} new tokens can be asked for, not {request.settings.max_new_tokens}."
+            )
+        if request.method == STANDARD:
+            raise BadRequest("The standard lane always runs: choose a speculative method to race against it.")
+
+    def _ready_pair(self) -> Pair:
+        with self._changed:
+            self._changed.wait_for(lambda: self._loading.state != "loading")
+            if self._pair is None:
+                raise ModelUnavailable(self._loading.message)
+            return self._pair
+
+    def _acquire(self, visitor: str) -> _Lease:
+        with self._changed:
+            while (holder := self._lease) is not None:
+                idle = holder.idle_since
+                if idle is not None and time.monotonic() - idle > GHOST_SECONDS:
+                    holder.lost = True
+                    holder.close_lanes()
+                    break
+                self._changed.wait(timeout=0.1)
+            self._lease = _Lease(visitor)
+            return self._lease
+
+    def _release(self, lease: _Lease) -> None:
+        with self._changed:
+            if not lease.lost:
+                lease.close_lanes()
+            if self._lease is lease:
+                self._lease = None
+            self._changed.notify_all()
+
+
+def in_turns(lanes: dict[str, Iterator[Event]]) -> Iterator[Event]:
+    """Merge lanes: the one with the least engine time goes next, for one round. A lane that fails ends with a Failed
+    event, and the others go on."""
+    clocks = dict.fromkeys(lanes, 0.0)
+    while clocks:
+        lane = min(clocks, key=clocks.__getitem__)
+        try:
+            for event in lanes[lane]:
+                clocks[lane] = event.t
+                yield event
+                if isinstance(event, Started | Prefilled | Verified):
+                    break
+            else:
+                del clocks[lane]
+        except Exception as error:
+            yield Failed(lane, clocks.pop(lane), failure_message(error))
+
+
+def failure_message(error: Exception) -> str:
+    """One sentence for the user about an error in the middle of a run."""
+    if isinstance(error, SpecdemoError):
+        return str(error)
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return (
+            "The memory ran out during the run: ask for fewer new tokens or a shorter prompt, or use a smaller model."
+        )
+    return f"The run stopped with an internal error ({type(error).__name__}: {error}): try again, and report it if it stays."
