@@ -236,4 +236,4 @@ def failure_message(error: Exception) -> str:
         return (
             "The memory ran out during the run: ask for fewer new tokens or a shorter prompt, or use a smaller model."
         )
-    return f"The run stopped with an internal error ({type(error).__name__}: {error}): try again, and report it if it stays."
+    return f"The run stopped with an internal error ({type(error).__name__}: {error}): try again, report it if it stays."

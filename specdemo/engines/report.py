@@ -71,7 +71,7 @@ def round_events(
     """The events of a round. Reads the clock.
 
     `logits` [K + 1, V] are the target's. `texts` are what the committed tokens added, `refused_texts` how the rest of
-    the draft would have read, `kept` the number of this round's tokens (the extra one included) that stay in the output.
+    the draft would have read, `kept` the number of this round's tokens, the extra one included, that stay.
     """
     n, k = verdict.num_accepted, len(verdict.tokens)
     draft_texts = [*texts[:n], *[""] * (n - len(texts)), *refused_texts]
