@@ -1,7 +1,9 @@
 """Prompt lookup: the text so far drafts (Saxena 2023, "Prompt Lookup Decoding").
 
 Where the last few tokens have occurred before, what followed them then is proposed now. It costs no forward and wins
-where the answer repeats the prompt or itself. The index grows by the tokens of each round and is never rebuilt.
+where the answer repeats the prompt or itself. The longer the match, the further it is trusted: a single token that
+has been seen before is weak evidence, and a refused draft is not quite free. The index grows by the tokens of each
+round and is never rebuilt.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ import torch
 
 from .base import Proposal, nothing_drafted
 
-LONGEST, SHORTEST = 4, 2
+LONGEST, SHORTEST = 8, 1  # tokens of a match
+TRUST = 2  # tokens drafted per token matched
 
 
 class PromptLookup:
     """Proposes what followed the latest earlier occurrence of the longest matching n-gram, n from `longest` down to
-    `shortest`. Where the copy reaches the end of the text it goes on with its own tokens, so a loop is continued."""
+    `shortest`: at most TRUST x n tokens. Where the copy reaches the end of the text it goes on with its own tokens, so
+    a loop is continued."""
 
     def __init__(self, device: torch.device, longest: int = LONGEST, shortest: int = SHORTEST) -> None:
         self.model = None
@@ -31,20 +35,21 @@ class PromptLookup:
         self._index(tokens)
 
     def propose(self, tokens: Sequence[int], draft_length: int) -> Proposal:
-        start = self.find(tokens)
-        if draft_length == 0 or start is None:
+        match = self._find(tokens)
+        if draft_length == 0 or match is None:
             return nothing_drafted(self._device)
+        start, size = match
         period = len(tokens) - start
-        drafted = [tokens[start + i % period] for i in range(draft_length)]
+        drafted = [tokens[start + i % period] for i in range(min(draft_length, TRUST * size))]
         return Proposal(torch.tensor(drafted, device=self._device), None, origin="lookup")
 
-    def find(self, tokens: Sequence[int]) -> int | None:
-        """Index of the token that followed the end of `tokens` last time; None without a match."""
+    def _find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """Index of the token that followed the end of `tokens` last time, and the tokens that match before it."""
         self._index(tokens)
         for size in self._sizes:
             start = self._follows.get(tuple(tokens[-size:])) if size <= len(tokens) else None
             if start is not None:
-                return start
+                return start, size
         return None
 
     def observe(self, tokens: Sequence[int]) -> None:
