@@ -130,5 +130,5 @@ def _block_acceptance(mass: Tensor, draft: Tensor, draft_probs: Tensor | None, t
         scaled = scaled - draft_probs[1:].double()
     residual = scaled.clamp_(min=0.0).sum(1)
     # 0 / 0 is p = q with nothing lost so far: the next position then claims the block for certain
-    inner = residual / (residual + 1.0 - mass[1:k]).clamp(min=torch.finfo(torch.float64).tiny)
+    inner = residual / (residual + (1.0 - mass[1:k])).clamp(min=torch.finfo(torch.float64).tiny)
     return torch.cat([inner, mass[k:]])
