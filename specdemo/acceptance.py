@@ -9,12 +9,14 @@ longest accepted beginning. Both leave the target's distribution exactly as it w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .errors import ModelUnavailable
 from .events import ExtraKind
 from .sampling import draw
 from .settings import Verification
@@ -50,7 +52,7 @@ def judge(
     (q is one-hot at the token). target_probs: float [K + 1, V], p at each drafted position and after the last.
     tests: K uniforms in [0, 1), one for each drafted token: accepted when below its threshold, never at it. draws:
     K + 1 uniforms, of which the one at the first position not accepted draws the extra token. Pure; one read from the
-    device.
+    device. Raises ModelUnavailable where a probability is NaN.
     """
     k = draft.shape[0]
     if target_probs.shape[0] != k + 1 or len(tests) != k or len(draws) != k + 1:
@@ -85,6 +87,8 @@ def judge(
 
     read = torch.cat([num_accepted.double(), extra.double(), p_row[extra].double(), draft.double(), p, q, acceptance])
     numbers = read.tolist()
+    if any(map(math.isnan, numbers)):
+        raise ModelUnavailable("The model's output is not a number (NaN): run it in float32, or in bfloat16.")
     n = int(numbers[0])
     per_token = [tuple(numbers[3 + k * i : 3 + k * (i + 1)]) for i in range(4)]
     return Verdict(

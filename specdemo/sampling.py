@@ -62,7 +62,9 @@ def to_probs(logits: Tensor, settings: Settings, context: Sequence[int], draft: 
     """
     scores = penalise(logits, settings, context, draft)
     if settings.greedy:
-        return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+        best = scores.max(-1, keepdim=True)
+        zero = best.values - best.values  # NaN where the model is broken, so that it is noticed here too
+        return zero.expand_as(scores).scatter(-1, best.indices, zero + 1.0)
     scores = scores / settings.temperature
     if 0 < settings.top_k < scores.shape[-1]:
         kth = scores.topk(settings.top_k, dim=-1).values[..., -1:]
@@ -88,7 +90,7 @@ def penalise(logits: Tensor, settings: Settings, context: Sequence[int], draft: 
     for row in range(scores.shape[0]):
         if 0 < row <= len(draft):
             seen.add(draft[row - 1])
-        ids = torch.tensor(sorted(id for id in seen if id < scores.shape[-1]), device=scores.device)
+        ids = torch.tensor([id for id in seen if id < scores.shape[-1]], dtype=torch.long, device=scores.device)
         values = scores[row, ids]
         penalty = settings.repetition_penalty
         scores[row, ids] = torch.where(values < 0, values * penalty, values / penalty)
@@ -99,7 +101,8 @@ def draw(weights: Tensor, u: float | Tensor) -> Tensor:
     """One index of `weights` (float [V], not all zero) by inversion of its cumulative sum at `u` in [0, 1).
 
     Never returns an index of weight zero: the first whose cumulative sum exceeds u * total adds to the sum, and
-    u <= 1 - 2**-52 keeps u * total below the total. Returns int64 [1] on the weights' device, without a host sync.
+    u <= 1 - 2**-52 keeps u * total below the total. Returns int64 [1] on the weights' device, without a host sync
+    (weights on MPS, which has no float64, are drawn from on the CPU). NaN gives any index: see `judge`.
     """
-    cumulative = weights.double().cumsum(-1)
-    return torch.searchsorted(cumulative, (cumulative[-1:] * u), right=True)
+    cumulative = (weights.cpu() if weights.device.type == "mps" else weights).double().cumsum(-1)
+    return torch.searchsorted(cumulative, (cumulative[-1:] * u), right=True).clamp_(max=weights.shape[-1] - 1)

@@ -12,6 +12,7 @@ Verification: TypeAlias = Literal["token", "block"]
 
 MAX_DRAFT_LENGTH = 16
 MAX_SEED = 2**63 - 1
+LEAST_TEMPERATURE = 1e-6  # below it, logits over temperature leave float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,12 @@ class Settings:
     def __post_init__(self) -> None:
         _require_int("max new tokens", self.max_new_tokens, 1, 1_000_000)
         _require_real("temperature", self.temperature, 0.0, 100.0)
+        if 0.0 < self.temperature < LEAST_TEMPERATURE:
+            raise BadRequest(f"The temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}.")
         _require_int("top-k", self.top_k, 0, 10_000_000)
         _require_real("top-p", self.top_p, 0.0, 1.0, above=True)
         _require_real("min-p", self.min_p, 0.0, 1.0)
-        _require_real("repetition penalty", self.repetition_penalty, 0.0, 10.0, above=True)
+        _require_real("repetition penalty", self.repetition_penalty, 0.01, 10.0)
         _require_int("seed", self.seed, 0, MAX_SEED)
         _require_int("draft length", self.draft_length, 0, MAX_DRAFT_LENGTH)
         for name, flag in (("ignore-eos", self.ignore_eos), ("adaptive", self.adaptive)):
@@ -52,6 +55,8 @@ class Settings:
             raise BadRequest(f"Verification must be 'token' or 'block', not {self.verification!r}.")
         if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
             raise BadRequest("Each stop string must be a text of at least one character.")
+        if any("\ud800" <= char <= "\udfff" for text in self.stop for char in text):
+            raise BadRequest("A stop string contains half a character (a lone surrogate): remove it and try again.")
 
     @property
     def greedy(self) -> bool:
