@@ -1,0 +1,466 @@
+"""How fast each method really is: the same prompts through every lane, in turns, and one JSON document about it.
+
+Lanes are interleaved prompt by prompt in alternating order, after a warm-up, so that a machine that slows down slows
+all of them. A speedup is the ratio of the standard lane's TPOT to the lane's own, on the same prompt of the same run;
+over several prompts it is the median of these ratios, with their spread. Acceptance is pooled: counts of all tokens,
+not a mean of means.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Protocol
+
+from . import methods, transformers_lanes
+from .environment import describe
+from .errors import BadRequest
+from .events import Drafted, Event, Finished, FinishReason, Started, Verified
+from .metrics import Fold, Metrics, first_divergence, fold, speedup, speedup_of_totals, with_baseline
+from .models.loading import Pair
+from .settings import Settings
+from .terminal import table
+from .text import encode_prompt
+from .transformers_lanes import TransformersLane, TransformersModels
+
+SUITE = Path(__file__).parent / "data" / "suite.jsonl"
+LEFT_OUT = "hostile"
+"""Category that shows how the page treats text, not how fast anything is: only measured when asked for."""
+STANDARD = "standard"
+WARM_UP_TOKENS = 16
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SuitePrompt:
+    id: str
+    category: str
+    prompt: str
+
+
+def read_suite(path: Path, categories: Sequence[str] | None = None, limit: int | None = None) -> list[SuitePrompt]:
+    """The prompts of a JSON lines file, at most `limit` of each category; without `categories` all but the hostile
+    ones. Raises BadRequest."""
+    prompts: list[SuitePrompt] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"The suite {path} cannot be read: {error}.") from None
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+                prompts.append(SuitePrompt(*(str(record[name]) for name in ("id", "category", "prompt"))))
+            except (ValueError, KeyError, TypeError):
+                raise BadRequest(
+                    f"{path.name}, line {number}: a prompt is a JSON object with id, category and prompt."
+                ) from None
+    known = list(dict.fromkeys(prompt.category for prompt in prompts))
+    if unknown := [name for name in categories or () if name not in known]:
+        raise BadRequest(f"The suite has no category {unknown[0]!r}: choose from {', '.join(known)}.")
+    wanted = categories or [name for name in known if name != LEFT_OUT]
+    chosen = [p for name in wanted for p in [q for q in prompts if q.category == name][:limit]]
+    if not chosen:
+        raise BadRequest(f"The suite {path.name} has no prompts to run.")
+    return chosen
+
+
+class Run(Protocol):
+    """One prompt through one lane."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def finish_reason(self) -> FinishReason: ...
+    @property
+    def metrics(self) -> Metrics: ...
+
+
+class Lane(Protocol):
+    """A method, ready to run. `precision` and `forward_path` are the target's."""
+
+    method: str
+    precision: str
+    forward_path: str
+    draft: str | None
+    draft_precision: str | None
+    notes: tuple[str, ...]
+
+    def run(self, prompt_ids: Sequence[int], settings: Settings, should_stop: Callable[[], bool]) -> Any: ...
+    def pool(self, runs: Sequence[Any]) -> Metrics: ...
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """The events of one run of our own engines."""
+
+    events: tuple[Event, ...]
+
+    @property
+    def finished(self) -> Finished:
+        event = self.events[-1]
+        assert isinstance(event, Finished)
+        return event
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.finished.token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.finished.finish_reason
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        return fold(self.events)
+
+
+class EngineLane:
+    """A method of `methods.METHODS`."""
+
+    def __init__(self, pair: Pair, method: str) -> None:
+        resolved, self.notes = methods.resolve(pair, method)
+        draft = pair.draft if resolved.fallback else None
+        self.method = method
+        self.precision = pair.target.precision
+        self.forward_path = pair.target.forward_path
+        self.draft = draft.name if draft else None
+        self.draft_precision = draft.precision if draft else None
+        self._pair = pair
+
+    def run(self, prompt_ids: Sequence[int], settings: Settings, should_stop: Callable[[], bool]) -> EngineRun:
+        events = methods.run(self._pair, self.method, prompt_ids, settings, explain=False, should_stop=should_stop)
+        return EngineRun(tuple(events))
+
+    def pool(self, runs: Sequence[EngineRun]) -> Metrics:
+        return pool(runs)
+
+
+def pool(runs: Sequence[EngineRun]) -> Metrics:
+    """Metrics over all rounds of several runs, as if they were one lane's; those of single runs (TTFT, TPOT, tokens)
+    mean nothing here. Rounds that a stop string took back are left out."""
+    folded = Fold()
+    for run in runs:
+        room = len(run.token_ids) - 1
+        for event in run.events:
+            if isinstance(event, Started | Drafted):
+                folded.add(event)
+            elif isinstance(event, Verified):
+                room -= event.num_accepted + (event.extra is not None)
+                if room >= 0:
+                    folded.add(event)
+    return folded.metrics()
+
+
+def make_lanes(pair: Pair, names: Sequence[str] | None, assistant: str | None = None) -> list[Lane]:
+    """Lanes by name, the standard one among them; without names every method that can run, and `hf`. `assistant` is
+    the draft model for `hf-assisted` (hub id or folder), where it is not the pair's own. Raises SpecdemoError."""
+    check_methods(names or ())
+    if not names:
+        names = [*methods.available(pair), "hf", *(["hf-assisted"] if assistant else [])]
+    models = TransformersModels(pair, assistant)
+    return [
+        TransformersLane(name, models) if name in transformers_lanes.METHODS else EngineLane(pair, name)
+        for name in dict.fromkeys([*([] if STANDARD in names else [STANDARD]), *names])
+    ]
+
+
+def check_methods(names: Sequence[str]) -> None:
+    """Raises BadRequest for a name that is no method of the benchmark."""
+    known = [*methods.METHODS, *transformers_lanes.METHODS]
+    if unknown := [name for name in names if name not in known]:
+        raise BadRequest(f"There is no method {unknown[0]!r}: choose from {', '.join(known)}.")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured. `raw` as in `text.encode_prompt`."""
+
+    pair: Pair
+    lanes: Sequence[Lane]
+    prompts: Sequence[SuitePrompt]
+    settings: Settings
+    repeats: int = 1
+    raw: bool = False
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise BadRequest("The benchmark needs at least one repeat.")
+
+    def measure(self, progress: Progress = lambda text, share: None) -> Results:
+        """Run everything. Raises BadRequest before the first run for a prompt that cannot be served."""
+        ids = [self._encode(prompt) for prompt in self.prompts]
+        runs: dict[str, list[list[Run]]] = {lane.method: [[] for _ in self.prompts] for lane in self.lanes}
+        total = self.repeats * len(self.prompts) * len(self.lanes)
+        progress("Warming up", 0.0)
+        self._warm_up(ids[0])
+        gc.collect()
+        gc.freeze()  # else the collector walks the libraries' objects again and again inside timed runs
+        try:
+            for done, (repeat, index, lane) in enumerate(self._schedule()):
+                prompt = self.prompts[index]
+                progress(f"{prompt.id} {lane.method} (pass {repeat + 1} of {self.repeats})", done / total)
+                runs[lane.method][index].append(lane.run(ids[index], self.settings, _never))
+        finally:
+            gc.unfreeze()
+        progress("Measured", 1.0)
+        return Results(self, runs)
+
+    def _schedule(self) -> Iterator[tuple[int, int, Lane]]:
+        """Every lane on each prompt in turn, in one order and then in the opposite one."""
+        for repeat in range(self.repeats):
+            for index in range(len(self.prompts)):
+                backwards = (repeat * len(self.prompts) + index) % 2 == 1
+                for lane in reversed(self.lanes) if backwards else self.lanes:
+                    yield repeat, index, lane
+
+    def _warm_up(self, prompt_ids: Sequence[int]) -> None:
+        """What happens once in a process (allocation, kernel choice, graph capture) must not be in a timed run."""
+        settings = replace(
+            self.settings, max_new_tokens=min(WARM_UP_TOKENS, self.settings.max_new_tokens), ignore_eos=True
+        )
+        for lane in self.lanes:
+            lane.run(prompt_ids, settings, _never)
+
+    def _encode(self, prompt: SuitePrompt) -> list[int]:
+        try:
+            ids = encode_prompt(self.pair.tokenizer, prompt.prompt, self.raw)
+        except BadRequest as error:
+            raise BadRequest(f"Prompt {prompt.id}: {error}") from None
+        limit = self.pair.target.context_length
+        if len(ids) >= limit:
+            raise BadRequest(f"Prompt {prompt.id} has {len(ids)} tokens and the context holds {limit}: leave it out.")
+        return ids
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Results:
+    """What was measured: `runs[method][prompt index][repeat]`."""
+
+    bench: Bench
+    runs: Mapping[str, Sequence[Sequence[Run]]]
+
+    def document(self, **settings: Any) -> dict[str, Any]:
+        """The JSON document. `settings` are recorded besides the decoding settings."""
+        bench = self.bench
+        target = bench.pair.target
+        return {
+            "environment": {
+                **describe(target.device),
+                "precision": target.precision,
+                "forward_path": target.forward_path,
+            },
+            "settings": {
+                "target": public_name(target.name),
+                "draft": public_name(bench.pair.draft.name) if bench.pair.draft else None,
+                **settings,
+                "methods": [lane.method for lane in bench.lanes],
+                "prompts": dict(Counter(prompt.category for prompt in bench.prompts)),
+                "repeats": bench.repeats,
+                "raw": bench.raw,
+                **asdict(bench.settings),
+            },
+            "results": [self._row(lane) for lane in bench.lanes],
+        }
+
+    def _row(self, lane: Lane) -> dict[str, Any]:
+        rows = self._prompt_rows(lane)
+        pooled = self._pool(lane)
+        categories = dict.fromkeys(prompt.category for prompt in self.bench.prompts)
+        own_runs = [run for runs in self.runs[lane.method] for run in runs]
+        baseline_s = dict(self._pool(self._standard).forward_s).get(1)
+        equal = [row["texts_equal"] for row in rows]
+        target = self.bench.pair.target.name
+        return {
+            "method": lane.method,
+            "path": lane.forward_path,
+            "precision": lane.precision,
+            "draft": public_name(lane.draft) if lane.draft else None,
+            "draft_precision": lane.draft_precision,
+            "notes": [note.replace(target, public_name(target)) for note in (*self.bench.pair.notes, *lane.notes)],
+            "prompts": len(rows),
+            "tokens": sum(len(run.token_ids) for run in own_runs),
+            "tokens_per_second": _median(row["tokens_per_second"] for row in rows),
+            "tokens_per_second_spread": spread(row["tokens_per_second"] for row in rows),
+            "ttft_ms": _median(row["ttft_ms"] for row in rows),
+            "speedup": _median(row["speedup"] for row in rows),
+            "speedup_spread": spread(row["speedup"] for row in rows),
+            "speedup_by_category": {
+                name: _median(row["speedup"] for row in rows if row["category"] == name) for name in categories
+            },
+            "speedup_of_totals": _median(row["speedup_of_totals"] for row in rows),
+            **_acceptance(pooled),
+            "acceptance_by_position": _rounded(pooled.acceptance_by_position),
+            "cost_ratio": _rounded(pooled.cost_ratio),
+            "verify_cost": _rounded(pooled.verify_cost),
+            "verify_cost_by_width": {
+                str(width): _rounded(seconds / baseline_s) for width, seconds in pooled.forward_s if baseline_s
+            },
+            "forward_ms_by_width": {str(width): _rounded(1000 * seconds) for width, seconds in pooled.forward_s},
+            "texts_equal": sum(equal) / len(equal) if self.bench.settings.greedy else None,
+            "rounds": pooled.rounds,
+            "accepted_histogram": list(pooled.accepted_histogram),
+            "seconds": self._seconds(own_runs),
+            "by_category": {name: self._category(lane, name, rows) for name in categories},
+            "by_prompt": rows,
+        }
+
+    @property
+    def _standard(self) -> Lane:
+        return next(lane for lane in self.bench.lanes if lane.method == STANDARD)
+
+    def _pool(self, lane: Lane, category: str | None = None) -> Metrics:
+        """Pooled metrics of a lane, its costs measured against the standard lane's forwards of one position."""
+        pools = [
+            each.pool(
+                [
+                    run
+                    for prompt, runs in zip(self.bench.prompts, self.runs[each.method], strict=True)
+                    for run in runs
+                    if category in (None, prompt.category)
+                ]
+            )
+            for each in (lane, self._standard)
+        ]
+        return with_baseline(*pools)
+
+    def _category(self, lane: Lane, category: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        own = [row for row in rows if row["category"] == category]
+        return {
+            "prompts": len(own),
+            "tokens_per_second": _median(row["tokens_per_second"] for row in own),
+            "speedup": _median(row["speedup"] for row in own),
+            "speedup_spread": spread(row["speedup"] for row in own),
+            **_acceptance(self._pool(lane, category)),
+        }
+
+    def _prompt_rows(self, lane: Lane) -> list[dict[str, Any]]:
+        """One row a prompt. Over repeats: the median of what was timed; tokens are those of the first pass."""
+        rows = []
+        for prompt, own, base in zip(self.bench.prompts, self.runs[lane.method], self.runs[STANDARD], strict=True):
+            pairs = [(mine.metrics, standard.metrics) for mine, standard in zip(own, base, strict=True)]
+            rows.append(
+                {
+                    "id": prompt.id,
+                    "category": prompt.category,
+                    "tokens": len(own[0].token_ids),
+                    "finish_reason": own[0].finish_reason,
+                    "tokens_per_second": _median(mine.tokens_per_second for mine, _ in pairs),
+                    "ttft_ms": _median(1000 * mine.ttft_s if mine.ttft_s else None for mine, _ in pairs),
+                    "speedup": _median(speedup(standard, mine) for mine, standard in pairs),
+                    "speedup_of_totals": _median(speedup_of_totals(standard, mine) for mine, standard in pairs),
+                    "mean_acceptance_length": _rounded(own[0].metrics.mean_acceptance_length),
+                    "texts_equal": all(a.token_ids == b.token_ids for a, b in zip(own, base, strict=True)),
+                    "first_divergence": first_divergence(own[0].token_ids, base[0].token_ids),
+                }
+            )
+        return rows
+
+    def _seconds(self, runs: Sequence[Run]) -> dict[str, float]:
+        """Where the lane's time went, over all its runs."""
+        metrics = [run.metrics for run in runs]
+        parts = {"total": sum(m.total_s for m in metrics), "first_token": sum(m.ttft_s or 0.0 for m in metrics)}
+        if any(m.forward_s for m in metrics):  # a lane that tells its phases apart
+            parts["draft"] = sum(m.draft_s for m in metrics)
+            parts["verify"] = sum(m.verify_s for m in metrics)
+            parts["overhead"] = sum(m.overhead_s for m in metrics)
+        return {name: round(seconds, 3) for name, seconds in parts.items()}
+
+
+def tables(document: Mapping[str, Any]) -> str:
+    """The document for people: a table of lanes, one of speedups by category, and the notes."""
+    rows = document["results"]
+    lanes = table(
+        ["method", *(title for title, _, _ in COLUMNS), "equal", "path"],
+        (
+            [
+                row["method"],
+                *(_cell(row[field], how) for _, field, how in COLUMNS),
+                _cell(row["texts_equal"], ".0%"),
+                f"{row['path']}, {row['precision']}",
+            ]
+            for row in rows
+        ),
+    )
+    categories = list(rows[0]["speedup_by_category"])
+    speedups = table(
+        ["speedup", "all", "quartiles", *categories],
+        (
+            [
+                row["method"],
+                _cell(row["speedup"], ".2f"),
+                _quartiles(row["speedup_spread"]),
+                *(_cell(row["speedup_by_category"][name], ".2f") for name in categories),
+            ]
+            for row in rows
+        ),
+    )
+    notes = list(dict.fromkeys(note for row in rows for note in row["notes"]))
+    return "\n\n".join([lanes, speedups, *(["\n".join(notes)] if notes else [])])
+
+
+COLUMNS = (
+    ("tokens/s", "tokens_per_second", ".1f"),
+    ("TTFT ms", "ttft_ms", ".0f"),
+    ("speedup", "speedup", ".2f"),
+    ("tokens/round", "mean_acceptance_length", ".2f"),
+    ("accepted", "acceptance_rate", ".0%"),
+    ("alpha", "alpha", ".2f"),
+    ("draft cost", "cost_ratio", ".3f"),
+    ("verify cost", "verify_cost", ".2f"),
+)
+"""Title, field of a result and format of the table's numbers."""
+
+
+def public_name(name: str) -> str:
+    """A model's name without the folders above it, where it is a folder."""
+    folder = Path(name).expanduser()
+    return folder.resolve().name if folder.is_dir() else name
+
+
+def spread(values: Iterable[float | None]) -> dict[str, float] | None:
+    """Least, quartiles and greatest of the values that are there."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    q1, _, q3 = quantiles(known, n=4, method="inclusive") if len(known) > 1 else known * 3
+    return {"min": _rounded(min(known)), "q1": _rounded(q1), "q3": _rounded(q3), "max": _rounded(max(known))}
+
+
+def _acceptance(metrics: Metrics) -> dict[str, Any]:
+    return {
+        "acceptance_rate": _rounded(metrics.acceptance_rate),
+        "alpha": _rounded(metrics.alpha),
+        "mean_acceptance_length": _rounded(metrics.mean_acceptance_length),
+    }
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _rounded(median(known)) if known else None
+
+
+def _rounded(value: Any) -> Any:
+    """Four decimals are more than any timing is worth."""
+    if isinstance(value, tuple):
+        return [_rounded(item) for item in value]
+    return None if value is None else round(value, 4)
+
+
+def _cell(value: float | None, how: str) -> str:
+    return "-" if value is None else format(value, how)
+
+
+def _quartiles(spread: dict[str, float] | None) -> str:
+    return "-" if spread is None else f"{spread['q1']:.2f} to {spread['q3']:.2f}"
