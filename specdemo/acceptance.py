@@ -117,7 +117,7 @@ def _minus_q(weights: Tensor, row: Tensor, draft: Tensor, draft_probs: Tensor | 
 def _block_mass(p: Tensor, q: Tensor) -> Tensor:
     """p_i of Algorithm 2, i = 0..K: the part of the target's probability that the block so far can still claim."""
     mass = [torch.ones(1, dtype=torch.float64, device=p.device)]
-    for ratio in (p / q).split(1):
+    for ratio in (p / q)[:, None]:
         mass.append((mass[-1] * ratio).clamp(max=1.0))
     return torch.cat(mass)
 

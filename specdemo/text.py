@@ -2,20 +2,22 @@
 
 Output text is made one token at a time and never shows half a character: what a token adds is known when its last
 byte is. Only an incomplete suffix is held back, so a genuine U+FFFD passes at once, and whatever is still held is
-flushed at the end. Byte-level vocabularies (GPT-2's scheme: most current models) are decoded by their bytes, exactly;
-others through the tokenizer's own decoder, by what a longer decode adds to a shorter one.
+flushed at the end. Byte-level vocabularies (GPT-2's scheme: most current models) and SentencePiece's byte tokens are
+decoded by their bytes, exactly; other tokens through the tokenizer's own decoder, by what they add behind another.
 """
 
 from __future__ import annotations
 
 import codecs
 import json
+import re
 from functools import lru_cache
 from typing import Any
 
 from .errors import BadRequest
 
-HELD_TOKENS = 3  # a character has at most four bytes, so an incomplete one at most three tokens
+_utf8 = codecs.getincrementaldecoder("utf-8")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenText:
@@ -25,8 +27,10 @@ class TokenText:
         self.tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
         self.special_ids = frozenset(tokenizer.all_special_ids) | {id for id, token in added.items() if token.special}
-        self._added = {id: token.content for id, token in added.items()}
-        self._byte_level = _decoder_type(tokenizer) == "ByteLevel"
+        self._added: dict[int, str] = {id: token.content for id, token in added.items()}
+        decoder_types = _decoder_types(tokenizer)
+        self._byte_level = "ByteLevel" in decoder_types and decoder_types <= {"ByteLevel", "Fuse"}
+        self._byte_fallback = not decoder_types or "ByteFallback" in decoder_types
         self._cached_piece = lru_cache(maxsize=65536)(self._piece)
 
     def piece(self, id: int) -> str:
@@ -38,9 +42,20 @@ class TokenText:
             return self._added[id]
         if self._byte_level:
             return self.bytes_of(id).decode("utf-8", errors="replace")
-        # two copies, since a decoder may strip the space before the first word
-        once, twice = self.tokenizer.decode([id]), self.tokenizer.decode([id, id])
-        return str(twice[len(once) :])
+        return self.added_by(id, behind=[id])  # alone, it might be stripped of its space
+
+    def added_by(self, id: int, behind: list[int]) -> str:
+        """What a token adds to the decoder's text behind other tokens. Decoders may strip the first word's space."""
+        before, after = (
+            self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (behind, [*behind, id])
+        )
+        return str(after[len(before) :])
+
+    def byte_of(self, id: int) -> bytes | None:
+        """The byte of a byte-fallback token such as <0x0A>, else None."""
+        token = self.tokenizer.convert_ids_to_tokens(id) if self._byte_fallback else None
+        match = _BYTE_TOKEN.fullmatch(token) if token else None
+        return bytes.fromhex(match[1]) if match else None
 
     def bytes_of(self, id: int) -> bytes:
         """The bytes of an ordinary token of a byte-level vocabulary; b'' for an id without a token."""
@@ -77,7 +92,7 @@ class Detokenizer:
 class _ByteDetokenizer(Detokenizer):
     def __init__(self, text: TokenText) -> None:
         self._text = text
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder = _utf8(errors="replace")
 
     def push(self, id: int) -> str:
         return "" if id in self._text.special_ids else self._decoder.decode(self._text.bytes_of(id))
@@ -94,36 +109,28 @@ class _ByteDetokenizer(Detokenizer):
 class _DiffDetokenizer(Detokenizer):
     def __init__(self, text: TokenText) -> None:
         self._text = text
-        self._ids: list[int] = []  # the last shown tokens, as context, and those held back
-        self._shown = 0
+        self._last: list[int] = []  # the last token with a text, as context of the next
+        self._decoder = _utf8(errors="replace")
 
     def push(self, id: int) -> str:
-        if id in self._text.special_ids:
+        if id in self._text.special_ids or self._text.tokenizer.convert_ids_to_tokens(id) is None:
             return ""
-        self._ids.append(id)
-        added = self._added()
-        if added.endswith("\ufffd") and len(self._ids) - self._shown <= HELD_TOKENS:
-            return ""
-        self._advance()
+        byte = self._text.byte_of(id)
+        if byte is not None:
+            added = self._decoder.decode(byte)
+        else:
+            added = self.flush() + self._text.added_by(id, behind=self._last)
+        self._last = [id]
         return added
 
     def flush(self) -> str:
-        added = self._added()
-        self._advance()
-        return added
+        return self._decoder.decode(b"", final=True)
 
     def fork(self) -> Detokenizer:
         copy = _DiffDetokenizer(self._text)
-        copy._ids, copy._shown = list(self._ids), self._shown
+        copy._last = self._last
+        copy._decoder.setstate(self._decoder.getstate())
         return copy
-
-    def _added(self) -> str:
-        before, after = (self._text.tokenizer.decode(ids) for ids in (self._ids[: self._shown], self._ids))
-        return str(after[len(before) :])
-
-    def _advance(self) -> None:
-        self._ids = self._ids[-8:]
-        self._shown = len(self._ids)
 
 
 def encode_prompt(tokenizer: Any, prompt: str, raw: bool = False) -> list[int]:
@@ -146,12 +153,11 @@ def encode_prompt(tokenizer: Any, prompt: str, raw: bool = False) -> list[int]:
     return list(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=False))
 
 
-def _decoder_type(tokenizer: Any) -> str | None:
+def _decoder_types(tokenizer: Any) -> frozenset[str]:
+    """The types of the tokenizer's decoder or of the steps of its sequence; empty where it has none of its own."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return None
-    decoder = json.loads(backend.to_str()).get("decoder") or {}
-    return str(decoder.get("type"))
+    decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
+    return frozenset(step["type"] for step in decoder.get("decoders", [decoder])) if decoder else frozenset()
 
 
 @lru_cache(maxsize=1)
