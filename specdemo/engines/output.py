@@ -40,17 +40,16 @@ class Output:
                 break
             texts.append(self._push(id))
             if id in self._eos_ids:
-                self._finish("eos")
+                texts[-1] += self._finish("eos")
             elif self._found_stop():
                 self.finish_reason = "stop"
             elif self.remaining == 0:
-                self._finish("length")
+                texts[-1] += self._finish("length")
         return texts
 
-    def cancel(self) -> None:
-        """End here, at the user's wish."""
-        if self.finish_reason is None:
-            self._finish("cancelled")
+    def cancel(self) -> str:
+        """End here, at the user's wish. Returns the text that was still held back."""
+        return self._finish("cancelled") if self.finish_reason is None else ""
 
     def draft_texts(self, tokens: Sequence[int]) -> list[str]:
         """How tokens would read if they were next; nothing is committed."""
@@ -61,15 +60,17 @@ class Output:
         return texts
 
     def _push(self, id: int) -> str:
-        added = self._detokenizer.push(id)
+        added = "" if id in self._eos_ids else self._detokenizer.push(id)
         self.ids.append(id)
         self.text += added
         self._ends.append(len(self.text))
         return added
 
-    def _finish(self, reason: FinishReason) -> None:
-        self.text += self._detokenizer.flush()
+    def _finish(self, reason: FinishReason) -> str:
+        held = self._detokenizer.flush()
+        self.text += held
         self.finish_reason = "stop" if self._found_stop() else reason
+        return held
 
     def _found_stop(self) -> bool:
         begin = self._ends[-2] if len(self._ends) > 1 else 0

@@ -65,16 +65,16 @@ def round_events(
     verdict: Verdict,
     logits: Tensor,
     texts: Sequence[str],
-    refused_texts: Sequence[str],
+    unused_texts: Sequence[str],
     kept: int,
 ) -> tuple[Drafted, Verified]:
     """The events of a round. Reads the clock.
 
-    `logits` [K + 1, V] are the target's. `texts` are what the committed tokens added, `refused_texts` how the rest of
+    `logits` [K + 1, V] are the target's. `texts` are what the committed tokens added, `unused_texts` how the rest of
     the draft would have read, `kept` the number of this round's tokens, the extra one included, that stay.
     """
     n, k = verdict.num_accepted, len(verdict.tokens)
-    draft_texts = [*texts[:n], *[""] * (n - len(texts)), *refused_texts]
+    draft_texts = [*texts[:n], *unused_texts]
     target_rows = _explain_target(job, clock, logits, [*range(k), n], [*verdict.tokens, verdict.extra])
     draft_rows = _explain_draft(job, clock, proposal, verdict.tokens)
     fates = [_fate(i, n, kept) for i in range(k)]

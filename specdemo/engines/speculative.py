@@ -44,10 +44,10 @@ def speculative(job: Job, make_drafter: Callable[[Job], Drafter]) -> Iterator[Ev
 
             before, n = len(output.ids), verdict.num_accepted
             texts = output.commit(verdict.tokens[:n])
-            refused_texts = output.draft_texts(verdict.tokens[n:])
+            unused_texts = output.draft_texts(verdict.tokens[len(texts) :])
             texts += output.commit([verdict.extra])
             if job.should_stop():
-                output.cancel()
+                texts[-1] += output.cancel()
             kept = max(0, len(output.ids) - before)  # a stop string may have taken back more than this round gave
             tokens[len(job.prompt_ids) :] = output.ids
             cache.truncate(len(tokens) - 1)
@@ -58,7 +58,7 @@ def speculative(job: Job, make_drafter: Callable[[Job], Drafter]) -> Iterator[Ev
                 yield from clock.suspended(prefilled(job, clock, verdict, logits, texts))
             else:
                 yield from clock.suspended(
-                    *round_events(job, clock, round_index, proposal, verdict, logits, texts, refused_texts, kept)
+                    *round_events(job, clock, round_index, proposal, verdict, logits, texts, unused_texts, kept)
                 )
             if output.finish_reason is not None:
                 break

@@ -28,7 +28,7 @@ def standard(job: Job) -> Iterator[Event]:
             texts = output.commit([verdict.extra])
             tokens.append(verdict.extra)
             if job.should_stop():
-                output.cancel()
+                texts[-1] += output.cancel()
             if round_index == 0:
                 yield from clock.suspended(prefilled(job, clock, verdict, logits, texts))
             else:
