@@ -19,21 +19,24 @@ from .base import Proposal, nothing_drafted
 
 class DraftModel:
     """Drafts with `model` for `target`, in a cache of at most `capacity` positions. Greedy drafting reports a one-hot
-    q, sampled drafting the distribution drawn from, after the target's own temperature, filters and penalties."""
+    q, sampled drafting the distribution drawn from, after the target's own temperature, filters and penalties. Past
+    the end of its own context it drafts nothing."""
 
     def __init__(self, model: LanguageModel, target: LanguageModel, settings: Settings, capacity: int) -> None:
         self.model = model
         self.cost_ratio = 0.1
         self._settings = settings
         self._target = target
-        self._cache = model.open(capacity)
+        self._cache = model.open(min(capacity, model.context_length))
         self._proposals = 0
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        self._cache.extend(self._tensor(tokens), keep=1)
+        if len(tokens) < self.model.context_length:
+            self._cache.extend(self._tensor(tokens), keep=1)
 
     def propose(self, tokens: Sequence[int], draft_length: int) -> Proposal:
-        if draft_length == 0:
+        draft_length = min(draft_length, self.model.context_length - len(tokens))
+        if draft_length <= 0:
             return nothing_drafted(self._target.device)
         self._proposals += 1
         salt = round_salt(self._settings, self._proposals)
@@ -73,7 +76,9 @@ class DraftModel:
         self._cache.close()
 
     def _tensor(self, tokens: Sequence[int]) -> Tensor:
-        return torch.tensor(tokens, dtype=torch.long, device=self.model.device)
+        """An id that the draft model does not have is fed as its last one: at worst the guess is bad."""
+        known = self._target.vocab_size if self.model.vocab_ids is not None else self.model.vocab_size
+        return torch.tensor(tokens, dtype=torch.long, device=self.model.device).clamp_(max=known - 1)
 
     def _over_target_ids(self, logits: Tensor) -> Tensor:
         """Logits [1, target's vocabulary]; ids that the draft model does not have can never be drawn."""
