@@ -163,9 +163,9 @@ def make_lanes(pair: Pair, names: Sequence[str] | None, assistant: str | None = 
     """Lanes by name, the standard one among them; without names every method that can run, and `hf`. `assistant` is
     the draft model for `hf-assisted` (hub id or folder), where it is not the pair's own. Raises SpecdemoError."""
     check_methods(names or ())
-    if not names:
-        names = [*methods.available(pair), "hf", *(["hf-assisted"] if assistant else [])]
     models = TransformersModels(pair, assistant)
+    if not names:
+        names = [*methods.available(pair), "hf", *(["hf-assisted"] if models.assistant_name else [])]
     return [
         TransformersLane(name, models) if name in transformers_lanes.METHODS else EngineLane(pair, name)
         for name in dict.fromkeys([*([] if STANDARD in names else [STANDARD]), *names])

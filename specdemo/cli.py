@@ -226,7 +226,7 @@ def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         metavar="A,B",
         help="standard, speculative, prompt-lookup, hybrid; transformers' own: hf, hf-lookup, hf-assisted "
-        "(default: all that can run, and hf); standard always runs",
+        "(default: all of ours that can run, hf, and hf-assisted with a draft for it); standard always runs",
     )
     parser.add_argument("--limit", type=_positive, metavar="N", help="at most N prompts of each category")
     parser.add_argument(

@@ -37,7 +37,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtype",
         default="auto",
-        help="float32, bfloat16, float16 or auto: what runs fastest on the device (default: auto)",
+        help="float32, bfloat16, float16, int8 or auto: what the device is fast at (default: auto)",
     )
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps or auto (default: auto)")
 

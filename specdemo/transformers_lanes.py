@@ -26,6 +26,7 @@ from .errors import BadRequest, ModelUnavailable
 from .events import FinishReason
 from .metrics import Metrics
 from .models.loading import Pair, find_model
+from .models.reduced_vocab import is_draft_folder
 from .models.transformers_lm import TransformersLM
 from .settings import Settings
 
@@ -105,7 +106,8 @@ class TransformersModels:
     def __init__(self, pair: Pair, assistant: str | None = None) -> None:
         self.pair = pair
         self.dtype = pair.target.dtype
-        self.assistant_name = assistant or (pair.draft.name if pair.draft and pair.draft_folder else None)
+        own = pair.draft if pair.draft_folder and not is_draft_folder(pair.draft_folder) else None
+        self.assistant_name = assistant or (own.name if own else None)
         self._own_draft = assistant is None
 
     @property
