@@ -47,8 +47,11 @@ class Drafter(Protocol):
     forward, from which an adaptive draft length starts.
     """
 
-    model: LanguageModel | None
-    cost_ratio: float
+    @property
+    def model(self) -> LanguageModel | None: ...
+
+    @property
+    def cost_ratio(self) -> float: ...
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """See the prompt, before the first round. Its time counts to the time to first token."""
