@@ -1,1 +1,1 @@
-"""The page: `view` turns events into the records it draws, `page` is the Gradio part, `static` its text, style and code."""
+"""The page: `view` turns events into what is drawn, `page` is the Gradio part, `static` holds text, style and code."""

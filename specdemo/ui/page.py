@@ -1,0 +1,401 @@
+"""The Gradio page: a prompt and its settings in, a race drawn live out.
+
+The race reaches the browser as one growing text (see `view`), the value of a single component whose template is
+constant and whose script appends what is new: both lanes and every number arrive in the same update, and Gradio sends
+only the new end of the text. Everything here is reachable by a raw POST as well, so every handler checks what it gets.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+import uuid
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, Protocol
+
+import gradio as gr
+
+from ..arena import RaceRequest
+from ..errors import BadRequest, SpecdemoError
+from ..events import Event, Failed
+from ..methods import METHODS
+from ..settings import MAX_DRAFT_LENGTH, Settings
+from .view import RaceView, record
+
+LINE_ROOM = 8
+"""Visitors who may wait; one more is told that the line is full."""
+
+UPDATE_S = 1 / 20
+UPDATE_SHARE = 10
+LONGEST_UPDATE_S = 0.25
+"""Updates come at most every UPDATE_S, and rarer where the page takes long to send one, so that sending them takes at
+most one part in UPDATE_SHARE of a race; never rarer than LONGEST_UPDATE_S."""
+
+WAIT_S = 0.1
+"""How often someone who waits is looked after."""
+
+SIGN_OF_LIFE_S = 2.0
+"""Someone who waits gets an update at least this often: a closed tab is noticed when the next one cannot be sent."""
+
+MAX_TOKENS_SLIDER = 512
+
+_log = logging.getLogger(__name__)
+
+
+class Status(Protocol):
+    """How the models are: state is "loading", "ready", "busy" or "failed"."""
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def progress(self) -> float: ...
+
+
+class Racer(Protocol):
+    """What the page needs of the arena."""
+
+    @property
+    def status(self) -> Status: ...
+
+    def race(self, request: RaceRequest, visitor: str = "") -> Iterator[Event]: ...
+
+    def stop(self, visitor: str = "") -> bool: ...
+
+
+class Line:
+    """Who races, who waits: one at a time, in order of arrival. Thread-safe."""
+
+    def __init__(self, room: int = LINE_ROOM) -> None:
+        self.room = room
+        self._visitors: list[str] = []
+        self._lock = threading.Lock()
+
+    def join(self, visitor: str) -> None:
+        """Raises BadRequest when the visitor is in already or the line is full."""
+        with self._lock:
+            if visitor in self._visitors:
+                raise BadRequest(strings()["error_twice"])
+            if len(self._visitors) > self.room:
+                raise BadRequest(strings()["error_full"].format(room=self.room))
+            self._visitors.append(visitor)
+
+    def place(self, visitor: str) -> int | None:
+        """0 is the one who races, 1 the next; None for someone who left."""
+        with self._lock:
+            return self._visitors.index(visitor) if visitor in self._visitors else None
+
+    def leave(self, visitor: str) -> None:
+        with self._lock:
+            if visitor in self._visitors:
+                self._visitors.remove(visitor)
+
+
+@dataclass
+class _Pace:
+    """When the next update is due."""
+
+    due: float = 0.0
+    began: float = field(default=0.0, init=False)
+
+    def ready(self) -> bool:
+        self.began = time.monotonic()
+        return self.began >= self.due
+
+    def sent(self) -> None:
+        took = time.monotonic() - self.began
+        self.due = self.began + took + min(max(UPDATE_S - took, (UPDATE_SHARE - 1) * took), LONGEST_UPDATE_S)
+
+
+class Page:
+    """The handlers of the page, free of Gradio's components."""
+
+    def __init__(self, arena: Racer, line: Line | None = None) -> None:
+        self.arena = arena
+        self.line = line if line is not None else Line()
+        self._stopped: set[str] = set()  # who pressed Stop while waiting
+        self._ready = ""  # the arena's word on being ready
+
+    def status(self) -> str:
+        """How the models are, for the status line."""
+        status = self.arena.status
+        if status.state == "busy":  # ready, only not at once: the line tells that to those who wait in it
+            value = {"state": "ready", "message": self._ready}
+        elif status.state == "loading":
+            value = {"state": "loading", "message": status.message, "progress": status.progress}
+        else:
+            value = {"state": status.state, "message": status.message}
+            self._ready = status.message
+        return json.dumps(value).replace("<", "\\u003c")
+
+    def loading(self) -> bool:
+        return self.arena.status.state == "loading"
+
+    def race(self, visitor: str, values: Mapping[str, Any]) -> Generator[str, None, None]:
+        """The log of one race, longer at every step. Whatever goes wrong becomes a sentence in it."""
+        log = record("log", id=uuid.uuid4().hex)
+        try:
+            for piece in self._race(visitor, values):
+                log += piece
+                yield log
+            return
+        except SpecdemoError as error:
+            message = str(error)
+        except Exception as error:
+            _log.exception("a race broke off")
+            message = strings()["error_unexpected"].format(fault=type(error).__name__)
+        yield log + record("error", message=message) + record("done", ok=False)
+
+    def stop(self, visitor: str) -> None:
+        """Stop the visitor's race, or take the visitor out of the line."""
+        place = self.line.place(visitor)
+        if place is None:
+            return
+        self._stopped.add(visitor)
+        self.arena.stop(visitor)
+
+    def gone(self, visitor: str) -> None:
+        """The tab was closed."""
+        self.stop(visitor)
+
+    def _race(self, visitor: str, values: Mapping[str, Any]) -> Iterator[str]:
+        request = race_request(values)
+        self.line.join(visitor)
+        try:
+            if not (yield from self._wait(visitor)):
+                yield record("wait", why="stopped") + record("done", ok=False)
+                return
+            events = self.arena.race(request, visitor)
+            try:
+                yield from self._draw(events, RaceView(request.settings.max_new_tokens, request.settings.greedy))
+            finally:
+                if isinstance(events, Generator):
+                    events.close()  # now, not when it is collected: the models are free from here on
+        finally:
+            self.line.leave(visitor)
+            self._stopped.discard(visitor)
+
+    def _wait(self, visitor: str) -> Iterator[str]:
+        """Wait for the turn and for the models. Returns whether the race may start. Raises SpecdemoError."""
+        told, told_at = "", -math.inf
+        while visitor not in self._stopped:
+            place, status = self.line.place(visitor), self.arena.status
+            if status.state == "failed":
+                raise SpecdemoError(strings()["error_failed"].format(message=status.message))
+            if status.state == "loading":
+                word = record("wait", why="loading", message=status.message)
+            elif place:
+                word = record("wait", why="line", place=place)
+            else:
+                return True
+            if word != told or time.monotonic() - told_at > SIGN_OF_LIFE_S:
+                yield word if word != told else ""
+                told, told_at = word, time.monotonic()
+            time.sleep(WAIT_S)
+        return False
+
+    def _draw(self, events: Iterator[Event], view: RaceView) -> Iterator[str]:
+        pace, ok = _Pace(), True
+        for event in events:
+            view.add(event)
+            ok = ok and not isinstance(event, Failed)
+            if pace.ready():
+                yield view.flush()
+                pace.sent()
+        yield view.done(ok)
+
+
+def race_request(values: Mapping[str, Any]) -> RaceRequest:
+    """The form's raw values as a request. Raises BadRequest: what is no fit value here or in `Settings`."""
+    prompt, method, stop = (_text(values, name) for name in ("prompt", "method", "stop"))
+    if not isinstance(values.get("raw"), bool):
+        raise BadRequest(strings()["error_flag"].format(name=strings()["raw_label"]))
+    numbers = ("draft_length", "max_new_tokens", "top_k", "seed", "temperature", "top_p", "min_p", "repetition_penalty")
+    settings = Settings(
+        **{name: _plain(values.get(name)) for name in (*numbers, "adaptive", "verification", "ignore_eos")},
+        stop=tuple(line for line in stop.split("\n") if line),
+    )
+    return RaceRequest(prompt=prompt, settings=settings, method=method, raw=values["raw"])
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    value = values.get(name)
+    if not isinstance(value, str):
+        raise BadRequest(strings()["error_text"].format(name=strings()[f"{name}_label"]))
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """5.0 as 5: JSON from a browser does not tell them apart."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def strings() -> dict[str, str]:
+    """The page's text, in English."""
+    return dict(_STRINGS)
+
+
+def _static(name: str) -> str:
+    return (files("specdemo") / "ui" / "static" / name).read_text(encoding="utf-8")
+
+
+def _examples() -> list[dict[str, str]]:
+    lines = (files("specdemo") / "data" / "suite.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def _escaped(value: Any) -> str:
+    """JSON that is safe inside a script element."""
+    return json.dumps(value).replace("<", "\\u003c")
+
+
+_STRINGS: dict[str, str] = json.loads(_static("text.en.json"))
+
+_SCRIPTS = ("core.js", "lane.js", "stage.js", "parts.js")
+
+
+def script() -> str:
+    """Everything that the page runs in the browser, for the document's head."""
+    parts = [_static("core.js"), f"specdemo.strings = {_escaped(_STRINGS)};"]
+    parts += [_static(name) for name in _SCRIPTS[1:]]
+    return "<script>\n" + "\n".join(parts) + "\n</script>"
+
+
+def build(arena: Racer) -> gr.Blocks:
+    """The page over an arena whose models may still be loading."""
+    text, page = strings(), Page(arena)
+    head = script()
+
+    def drawn(value: str, mount: str, **options: Any) -> gr.HTML:
+        """A component that our script draws: its template is constant, so the value is never evaluated."""
+        return gr.HTML(
+            value,
+            html_template="<div></div>",
+            js_on_load=f"{mount}(element.firstElementChild, () => props.value, watch, () => trigger('pick'))",
+            apply_default_css=False,
+            head=head,
+            **options,
+        )
+
+    with gr.Blocks(title=text["title"], analytics_enabled=False, fill_width=True) as blocks:
+        status = drawn("", "specdemo.mountHead", elem_id="head")
+        with gr.Row(equal_height=True):
+            with gr.Column(scale=5, elem_id="ask", min_width=300):
+                prompt = gr.Textbox(
+                    label=text["prompt_label"], placeholder=text["prompt_placeholder"], lines=2, max_lines=8
+                )
+                examples = drawn(json.dumps(_examples()), "specdemo.mountPicker", elem_id="examples")
+                with gr.Row(elem_id="buttons"):
+                    race = gr.Button(text["race"], variant="primary", elem_id="race-button", scale=3, min_width=120)
+                    stop = gr.Button(text["stop"], elem_id="stop-button", scale=1, min_width=80)
+            with gr.Column(scale=4, elem_id="settings", min_width=300):
+                fields = _settings(text)
+        stage = drawn("", "specdemo.mountStage", elem_id="stage")
+        timer = gr.Timer(0.5)
+
+        fields = {"prompt": prompt, **fields}
+        names = list(fields)
+
+        def run(request: gr.Request, *values: Any) -> Iterator[str]:
+            yield from page.race(request.session_hash or "", dict(zip(names, values, strict=False)))
+
+        def halt(request: gr.Request) -> None:
+            page.stop(request.session_hash or "")
+
+        def leave(request: gr.Request) -> None:
+            page.gone(request.session_hash or "")
+
+        def tick() -> tuple[str, gr.Timer]:
+            return page.status(), gr.Timer(active=page.loading())
+
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        starts = [race.click, prompt.submit]
+        gr.on(starts, None, js="() => specdemo.begin()", **quiet)
+        gr.on(
+            starts,
+            run,
+            list(fields.values()),
+            stage,
+            preprocess=False,  # values as they were sent: `race_request` checks them and says what is wrong
+            concurrency_limit=LINE_ROOM + 2,
+            concurrency_id="race",
+            **quiet,
+        ).then(None, js="() => specdemo.finished()", **quiet)
+        stop.click(halt, None, None, queue=False, **quiet)
+        examples.pick(None, None, prompt, js="() => specdemo.picked", **quiet)
+        gr.on([blocks.load, timer.tick], tick, None, [status, timer], queue=False, **quiet)
+        blocks.unload(leave)
+    blocks.queue(max_size=4 * LINE_ROOM, api_open=False, default_concurrency_limit=2)
+    return blocks
+
+
+def _settings(text: Mapping[str, str]) -> dict[str, Any]:
+    """The form beside the prompt: one component for each field of a `RaceRequest`."""
+
+    def labels(name: str) -> dict[str, Any]:
+        return {"label": text[f"{name}_label"], "info": text.get(f"{name}_info")}
+
+    def choices(name: str, *values: str) -> list[tuple[str, str]]:
+        return [(text[f"{name}_{value}"], value) for value in values]
+
+    fields: dict[str, Any] = {}
+    methods = choices("method", *(name for name in METHODS if name != "standard"))
+    with gr.Row():
+        fields["method"] = gr.Radio(methods, value="speculative", scale=3, min_width=280, **labels("method"))
+        fields["seed"] = gr.Number(0, precision=0, minimum=0, scale=1, min_width=100, **labels("seed"))
+    with gr.Row():
+        fields["draft_length"] = gr.Slider(0, MAX_DRAFT_LENGTH, 5, step=1, min_width=180, **labels("draft_length"))
+        fields["max_new_tokens"] = gr.Slider(
+            8, MAX_TOKENS_SLIDER, 128, step=8, min_width=180, **labels("max_new_tokens")
+        )
+    with gr.Row():
+        fields["temperature"] = gr.Slider(0, 2, 0, step=0.05, min_width=180, **labels("temperature"))
+        fields["top_p"] = gr.Slider(0.05, 1, 1, step=0.05, min_width=180, **labels("top_p"))
+    with gr.Accordion(text["advanced"], open=False, elem_id="advanced"):
+        verifications = choices("verification", "token", "block")
+        fields["verification"] = gr.Radio(verifications, value="token", **labels("verification"))
+        fields["adaptive"] = gr.Checkbox(False, **labels("adaptive"))
+        with gr.Row():
+            fields["top_k"] = gr.Number(0, precision=0, minimum=0, min_width=130, **labels("top_k"))
+            fields["min_p"] = gr.Number(0, minimum=0, maximum=1, step=0.05, min_width=130, **labels("min_p"))
+            fields["repetition_penalty"] = gr.Number(
+                1, minimum=0.1, maximum=10, step=0.05, min_width=130, **labels("repetition_penalty")
+            )
+        fields["stop"] = gr.Textbox("", lines=2, **labels("stop"))
+        fields["raw"] = gr.Checkbox(False, **labels("raw"))
+        fields["ignore_eos"] = gr.Checkbox(False, **labels("ignore_eos"))
+    return fields
+
+
+def launch_options() -> dict[str, Any]:
+    """What `Blocks.launch` takes besides address and port: the look, and off with every service that is not wanted."""
+    font = ["Inter", "ui-sans-serif", "system-ui", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
+    theme = gr.themes.Base(
+        primary_hue="emerald",
+        neutral_hue="slate",
+        radius_size="lg",
+        font=font,
+        font_mono=["ui-monospace", "DejaVu Sans Mono", "monospace"],
+    )
+    return {
+        "theme": theme,
+        "css": _static("page.css"),
+        "footer_links": [],
+        "ssr_mode": False,
+        "mcp_server": False,
+        "run_history": False,
+        "enable_monitoring": False,
+        "pwa": False,
+        "num_workers": 0,
+        "show_error": False,  # our own sentences reach the page through the log; a stranger's traceback should not
+        "quiet": True,
+        "max_file_size": "1mb",  # nothing here takes a file
+    }

@@ -1,0 +1,203 @@
+// One lane: a card with its text, its speed and its numbers. It draws one log record at a time, so the live race and
+// the replay are the same code.
+(function (specdemo) {
+  "use strict";
+  const { make, text, show } = specdemo;
+
+  const FATES = { a: "accepted", r: "rejected", d: "discarded", c: "clipped" };
+  const GHOSTS = new Set(["rejected", "discarded", "clipped"]);
+  const STATS = {
+    standard: ["tokens", "ttft", "time"],
+    speculative: ["tokens", "ttft", "time", "acceptance", "alpha", "length", "rounds"],
+  };
+  const FORMAT = {
+    tokens: show.count,
+    ttft: show.seconds,
+    time: show.seconds,
+    acceptance: show.share,
+    alpha: show.decimal,
+    length: show.decimal,
+    rounds: show.count,
+  };
+
+  // A token that was not kept takes part in nothing but the looks; a line break in it must not break the line.
+  const ghostText = (string) => string.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥");
+
+  class Lane {
+    constructor(name) {
+      this.name = name;
+      this.build();
+      this.clear();
+    }
+
+    build() {
+      const stat = (key) => {
+        const value = make("dd", { class: "sd-stat-value" });
+        this.stats[key] = value;
+        return make("div", { class: "sd-stat", title: text(`stat_${key}_about`), "data-stat": key },
+          make("dt", { class: "sd-stat-name" }, text(`stat_${key}`)), value);
+      };
+      this.stats = {};
+      this.state = make("span", { class: "sd-lane-state" });
+      this.copyButton = make("button", { class: "sd-small-button sd-copy", type: "button", disabled: true }, text("copy"));
+      this.body = make("div", { class: "sd-text", tabindex: "0", role: "region", "aria-label": text(`lane_${this.name}`) });
+      this.output = make("div", { class: "sd-output", dir: "auto" });
+      this.placeholder = make("div", { class: "sd-placeholder" }, text(`lane_empty_${this.name}`));
+      this.body.append(this.placeholder, this.output);
+      this.runs = make("div", { class: "sd-runs" });
+      this.element = make("section", { class: `sd-lane sd-lane-${this.name}`, "data-lane": this.name },
+        make("header", { class: "sd-lane-head" },
+          make("div", {},
+            make("h3", {}, text(`lane_${this.name}`)),
+            make("p", {}, text(`lane_${this.name}_about`))),
+          make("div", { class: "sd-lane-side" }, this.state, this.copyButton)),
+        this.body,
+        make("dl", { class: "sd-stats" }, ...STATS[this.name].map(stat)),
+        this.runs);
+      this.copyButton.addEventListener("click", () => this.copyAll());
+      this.output.addEventListener("copy", (event) => this.copySelection(event));
+    }
+
+    clear() {
+      this.tokens = []; // {element, text, kept}
+      this.output.replaceChildren();
+      this.placeholder.hidden = false;
+      this.runs.replaceChildren();
+      this.numbers({});
+      this.setState("idle");
+      this.copyButton.disabled = true;
+    }
+
+    setState(state) {
+      this.element.dataset.state = state;
+      this.state.textContent = text(`state_${state}`);
+    }
+
+    // The lane's output so far, exactly.
+    text() {
+      return this.tokens.map((token) => (token.kept ? token.text : "")).join("");
+    }
+
+    apply(record) {
+      switch (record.k) {
+        case "lane":
+          this.setState("running");
+          this.describe(record);
+          break;
+        case "first":
+          this.add(record.x, "plain", 0);
+          break;
+        case "round":
+          for (const [string, fate] of record.j) this.add(string, FATES[fate], record.n);
+          if (record.x !== undefined) this.add(record.x, record.e ?? "plain", record.n);
+          break;
+        case "numbers":
+          this.numbers(record);
+          break;
+        case "end":
+          this.cut(record.keep);
+          if (record.add) this.add(record.add, "plain", null);
+          this.setState(record.why);
+          break;
+        case "failed":
+          this.setState("failed");
+          this.runs.append(make("p", { class: "sd-lane-error", role: "alert" }, record.message));
+          break;
+      }
+    }
+
+    add(string, fate, round) {
+      const kept = !GHOSTS.has(fate);
+      const attributes = { class: `sd-token sd-${fate}`, "data-fate": fate, "data-round": round };
+      if (!kept) attributes["aria-hidden"] = "true";
+      const element = make("span", attributes, kept ? string : ghostText(string));
+      this.tokens.push({ element, text: string, kept });
+      if (!this.placeholder.hidden) {
+        this.placeholder.hidden = true;
+        this.copyButton.disabled = false;
+      }
+      const follow = this.body.scrollHeight - this.body.scrollTop - this.body.clientHeight < 40;
+      this.output.append(element);
+      this.mustFollow = this.mustFollow || follow;
+    }
+
+    // Once after a batch of records, so that a batch costs one layout.
+    settle() {
+      if (this.mustFollow) this.body.scrollTop = this.body.scrollHeight;
+      this.mustFollow = false;
+    }
+
+    // What was kept beyond the first `keep` UTF-16 units turns into clipped: a stop string was found late.
+    cut(keep) {
+      let room = keep;
+      const tokens = [];
+      for (const token of this.tokens) {
+        if (!token.kept || token.text.length <= room) {
+          if (token.kept) room -= token.text.length;
+          tokens.push(token);
+          continue;
+        }
+        const rest = token.text.slice(room);
+        if (room > 0) {
+          token.text = token.text.slice(0, room);
+          token.element.textContent = token.text;
+          tokens.push(token);
+        } else {
+          token.element.remove();
+        }
+        const element = make("span",
+          { class: "sd-token sd-clipped", "data-fate": "clipped", "data-round": token.element.dataset.round, "aria-hidden": "true" },
+          ghostText(rest));
+        const after = tokens.length ? tokens[tokens.length - 1].element : null;
+        if (after) after.after(element);
+        else this.output.prepend(element);
+        tokens.push({ element, text: rest, kept: false });
+        room = 0;
+      }
+      this.tokens = tokens;
+    }
+
+    numbers(record) {
+      for (const [key, element] of Object.entries(this.stats)) {
+        element.textContent = FORMAT[key](key === "time" ? record.t : record[key]);
+      }
+      if (this.onSpeed) this.onSpeed(record);
+    }
+
+    describe(record) {
+      const model = (name, precision, path) => [name, precision, path].filter(Boolean).join(", ");
+      const line = (label, value) => make("p", {}, make("strong", {}, text(label)), " ", value);
+      this.runs.replaceChildren(line("target_is", model(record.target, record.precision, record.path) + ", " + record.device));
+      if (this.name === "speculative") {
+        const drafter = text(`method_used_${record.method}`);
+        this.runs.append(line("drafter_is", record.draft ? `${drafter}: ${model(...record.draft)}` : drafter));
+      }
+      for (const note of record.notes) this.runs.append(make("p", { class: "sd-note" }, note));
+    }
+
+    async copyAll() {
+      const done = await specdemo.copy(this.text());
+      this.copyButton.textContent = text(done ? "copied" : "copy_failed");
+      setTimeout(() => (this.copyButton.textContent = text("copy")), 1500);
+    }
+
+    // The browser's own copy would turn no-break spaces into spaces and take colours along.
+    copySelection(event) {
+      const selection = document.getSelection();
+      if (!selection || selection.rangeCount === 0) return;
+      const range = selection.getRangeAt(0);
+      let copied = "";
+      for (const token of this.tokens) {
+        const node = token.element.firstChild;
+        if (!token.kept || !node || !range.intersectsNode(node)) continue;
+        const from = node === range.startContainer ? range.startOffset : 0;
+        const to = node === range.endContainer ? range.endOffset : node.data.length;
+        copied += token.text.slice(from, to);
+      }
+      event.clipboardData.setData("text/plain", copied);
+      event.preventDefault();
+    }
+  }
+
+  specdemo.Lane = Lane;
+})(window.specdemo);

@@ -1,0 +1,208 @@
+"""Events in, page records out.
+
+The page draws a race from an append-only log with one JSON record a line. This reducer writes that log: it decides what
+was kept and what became of every drafted token, takes every number from `metrics`, and knows nothing of Gradio, of
+models or of pixels. The page's script replays the same records, so whatever the log says can be drawn again later.
+
+Records of a race; `k` is the kind, `l` the lane's index in LANES, `t` seconds of that lane's engine time:
+
+    race     budget, greedy: both lanes start empty
+    lane     method, target, precision, path, device, draft, notes: what runs in this lane
+    first    x: text of the token drawn by the prefill
+    round    n: round, j: [[text, fate], ...] of the drafted tokens, x: text of the extra token, e: its kind where the
+             round had a draft; fates are a(ccepted), r(ejected), d(iscarded), c(lipped)
+    numbers  tokens, rounds, tps, ttft, acceptance, alpha, length: the lane's metrics so far, null where undefined
+    ratio    v: the speedup so far, null before both lanes have tokens enough
+    same     greedy races only. n: tokens compared, at: null or the index of the first difference, a, b: [id, text] of
+             both lanes there, numerics: rounding can explain it, final: both lanes are done, cut: one was stopped
+    end      why, keep, add: the lane's output is the first `keep` UTF-16 units of what was drawn as kept, then `add`
+    failed   message
+    done     ok: nothing follows
+
+The text is plain ASCII (everything else is escaped, `<` too), so a cut in the log is never inside a character.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..events import Committed, Drafted, Event, Failed, Finished, Prefilled, Started, Verified
+from ..metrics import Fold, Metrics, first_divergence, speedup
+
+LANES = ("standard", "speculative")
+
+TOKENS_FOR_SPEEDUP = 8
+"""Fewer tokens than this in either lane say little about its speed, so a running race shows no speedup yet."""
+
+_FATES = {"accepted": "a", "rejected": "r", "discarded": "d", "clipped": "c"}
+
+
+def record(kind: str, **fields: Any) -> str:
+    """One line of the log."""
+    line = json.dumps({"k": kind, **fields}, separators=(",", ":"), allow_nan=False)
+    return line.replace("<", "\\u003c") + "\n"
+
+
+class _Lane:
+    """What one lane has shown so far."""
+
+    def __init__(self) -> None:
+        self.fold = Fold()
+        self.metrics: Metrics = self.fold.metrics()  # as last shown
+        self.shown = ""  # the kept text as drawn
+        self.tokens: list[tuple[int, str]] = []  # committed: id and text
+        self.t = 0.0
+        self.exact = False  # float32: greedy lanes must agree
+        self.ended = False
+        self.cut = False  # stopped before its end
+        self.dirty = False  # numbers not shown yet
+
+    def commit(self, token_id: int, text: str) -> None:
+        self.tokens.append((token_id, text))
+        self.shown += text
+
+
+class RaceView:
+    """Reduces the events of one race. `add` takes them in any interleaving, `flush` returns the log's next piece."""
+
+    def __init__(self, budget: int, greedy: bool) -> None:
+        self._lanes = {name: _Lane() for name in LANES}
+        self._greedy = greedy
+        self._ratio: float | None = None
+        self._lines = [record("race", budget=budget, greedy=greedy)]
+
+    def add(self, event: Event) -> None:
+        """Take one event. Raises KeyError for a lane that the page does not have."""
+        lane = self._lanes[event.lane]
+        lane.fold.add(event)
+        lane.t, lane.dirty = event.t, True
+        where: dict[str, Any] = {"l": LANES.index(event.lane), "t": _time(event.t)}
+        match event:
+            case Started():
+                lane.exact = event.target_precision == "float32"
+                self._lines.append(record("lane", **where, **_what_runs(event)))
+            case Prefilled():
+                lane.commit(event.token.id, event.token.text)
+                self._lines.append(record("first", **where, x=event.token.text))
+            case Drafted():
+                pass  # its tokens come again, judged, in the same round
+            case Verified():
+                self._lines.append(record("round", **where, n=event.round, **_round(lane, event)))
+            case Finished():
+                lane.ended, lane.cut = True, event.finish_reason == "cancelled"
+                keep = _common_prefix(lane.shown, event.text)
+                add = event.text[keep:]
+                self._lines.append(
+                    record("end", **where, why=event.finish_reason, keep=_utf16_length(event.text[:keep]), add=add)
+                )
+                lane.shown = event.text
+                del lane.tokens[len(event.token_ids) :]
+            case Failed():
+                lane.ended = lane.cut = True
+                self._lines.append(record("failed", **where, message=event.message))
+
+    def flush(self) -> str:
+        """The records of the events since the last flush, the numbers after them."""
+        if any(lane.dirty for lane in self._lanes.values()):
+            self._numbers()
+        text, self._lines = "".join(self._lines), []
+        return text
+
+    def done(self, ok: bool = True) -> str:
+        """The log's last piece."""
+        return self.flush() + record("done", ok=ok)
+
+    def text(self, lane: str) -> str:
+        """The kept text of a lane as the page shows it."""
+        return self._lanes[lane].shown
+
+    def _numbers(self) -> None:
+        for index, lane in enumerate(self._lanes.values()):
+            if lane.dirty:
+                lane.dirty, lane.metrics = False, lane.fold.metrics()
+                self._lines.append(record("numbers", l=index, t=_time(lane.t), **_shown(lane.metrics)))
+        standard, speculative = self._lanes.values()
+        ended = standard.ended and speculative.ended
+        enough = 2 if ended else TOKENS_FOR_SPEEDUP
+        ratio = None
+        if min(len(standard.tokens), len(speculative.tokens)) >= enough:
+            ratio = _significant(speedup(standard.metrics, speculative.metrics))
+        if ratio != self._ratio:
+            self._ratio = ratio
+            self._lines.append(record("ratio", v=ratio))
+        if self._greedy:
+            self._compare(standard, speculative, ended)
+
+    def _compare(self, standard: _Lane, speculative: _Lane, ended: bool) -> None:
+        count = min(len(standard.tokens), len(speculative.tokens))
+        if not count:
+            return
+        cut = standard.cut or speculative.cut
+        # of lanes that run or were stopped one is ahead: only what both have can be compared
+        end = None if ended and not cut else count
+        ids_a, ids_b = ([token_id for token_id, _ in lane.tokens[:end]] for lane in (standard, speculative))
+        at = first_divergence(ids_a, ids_b)
+        fields: dict[str, Any] = {"n": count, "at": at, "final": ended, "cut": cut}
+        if at is not None:
+            fields["a"] = standard.tokens[at] if at < len(standard.tokens) else None
+            fields["b"] = speculative.tokens[at] if at < len(speculative.tokens) else None
+            fields["numerics"] = not (standard.exact and speculative.exact)
+        self._lines.append(record("same", **fields))
+
+
+def _what_runs(event: Started) -> dict[str, Any]:
+    return {
+        "method": event.method,
+        "target": event.target,
+        "precision": event.target_precision,
+        "path": event.forward_path,
+        "device": event.device,
+        "draft": [event.draft, event.draft_precision, event.draft_forward_path] if event.draft else None,
+        "notes": list(event.notes),
+    }
+
+
+def _round(lane: _Lane, event: Verified) -> dict[str, Any]:
+    for token in event.judged:
+        if token.fate == "accepted":
+            lane.commit(token.id, token.text)
+    fields: dict[str, Any] = {"j": [[token.text, _FATES[token.fate]] for token in event.judged]}
+    extra: Committed | None = event.extra
+    if extra is not None:
+        lane.commit(extra.id, extra.text)
+        fields["x"] = extra.text
+        if event.judged:  # without a draft the extra token is the plain next token
+            fields["e"] = event.extra_kind
+    return fields
+
+
+def _shown(metrics: Metrics) -> dict[str, Any]:
+    return {
+        "tokens": metrics.tokens,
+        "rounds": metrics.rounds,
+        "tps": _significant(metrics.tokens_per_second),
+        "ttft": _significant(metrics.ttft_s),
+        "acceptance": _significant(metrics.acceptance_rate),
+        "alpha": _significant(metrics.alpha),
+        "length": _significant(metrics.mean_acceptance_length),
+    }
+
+
+def _significant(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else float(f"{value:.{digits}g}")
+
+
+def _time(t: float) -> float:
+    return round(t, 4)
+
+
+def _common_prefix(a: str, b: str) -> int:
+    if b.startswith(a):
+        return len(a)
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _utf16_length(text: str) -> int:
+    """Length as the browser counts it."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
