@@ -1,0 +1,167 @@
+"""Matrix-vector products as fast as this processor reads weights, one class for each way to keep a weight.
+
+Decoding one sequence multiplies a handful of rows with every weight of the model, so a forward costs what its bytes
+cost: fewer bytes per weight, laid out once in the order in which the kernel reads them. All kernels are torch's own
+(oneDNN and FBGEMM); nothing is compiled here. On the CPU
+
+- `float32`: packed for oneDNN;
+- `bfloat16`: packed for oneDNN where the processor multiplies bfloat16 itself (AVX512-BF16 or AMX), plain elsewhere;
+- `float16`: 16-bit weights widened in registers, activations and sums in float32 (FBGEMM, x86 with AVX2);
+- `int8`: 8-bit weights with a scale per output, activations in 7 bits with a scale per row (FBGEMM, x86 with AVX2).
+
+Other devices use their library's own product in float32, bfloat16 or float16.
+
+A row's result never depends on the other rows in the call, or verification would not be lossless: that is why the
+8-bit path derives each row's scale from that row alone, where torch's usual dynamic quantization looks at all rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Linear: TypeAlias = Callable[[Tensor], Tensor]
+"""[rows, inputs] -> [rows, outputs], both in the activations' dtype; the input is left unchanged."""
+
+PRECISIONS = ("float32", "bfloat16", "float16", "int8")
+
+_ONEDNN_ROWS = 8
+"""Rows that oneDNN lays a weight out for. With it, results are bit for bit the same for any number of rows."""
+
+_INT8_WEIGHT_MAX = 127
+_INT8_ACTIVATION_MAX = 63
+"""Activations lie in -63 .. 63 (stored with 64 added): AVX2 sums pairs of 8-bit products in 16 bits, and
+2 * 127 * 127 is the largest pair that cannot overflow there."""
+
+
+def precision_obstacle(precision: str, device: torch.device) -> str | None:
+    """Why `precision` cannot be had on `device`, or None if it can."""
+    if precision not in PRECISIONS:
+        return f"there is no precision {precision!r}: choose one of {', '.join(PRECISIONS)}"
+    if device.type != "cpu":
+        return "int8 runs on x86 processors only" if precision == "int8" else None
+    if precision in ("float16", "int8") and "fbgemm" not in torch.backends.quantized.supported_engines:
+        return f"{precision} needs an x86 processor with AVX2 here: choose float32 or bfloat16"
+    return None
+
+
+def best_cpu_precision() -> str:
+    """The fastest precision whose results differ from the model's own by 16-bit rounding only."""
+    if _bfloat16_in_hardware():
+        return "bfloat16"
+    return "float32" if precision_obstacle("float16", torch.device("cpu")) else "float16"
+
+
+def activation_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """What goes in and out of a `Linear` of this precision."""
+    if device.type == "cpu":
+        return torch.bfloat16 if precision == "bfloat16" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None, precision: str) -> Linear:
+    """A product with `weight` [outputs, inputs] (any float dtype) plus `bias` [outputs], kept in `precision` on the
+    weight's device. The weight itself is not needed afterwards, except by the plain form when its dtype is right."""
+    if weight.device.type != "cpu":
+        return PlainLinear(weight, bias, activation_dtype(precision, weight.device))
+    if precision == "int8":
+        return Int8Linear(weight, bias)
+    if precision == "float16":
+        return Float16Linear(weight, bias)
+    if torch.backends.mkldnn.is_available() and (precision == "float32" or _bfloat16_in_hardware()):
+        return OneDnnLinear(weight, bias, activation_dtype(precision, weight.device))
+    return PlainLinear(weight, bias, activation_dtype(precision, weight.device))
+
+
+class PlainLinear:
+    """torch's own product, any device."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self._weight = weight.to(dtype)
+        self._bias = None if bias is None else bias.to(dtype)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return functional.linear(rows, self._weight, self._bias)
+
+
+class OneDnnLinear:
+    """A weight in oneDNN's blocked layout: float32, or bfloat16 where the processor has it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), _ONEDNN_ROWS)
+        self._bias = None if bias is None else bias.to(dtype)
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        product: Tensor = self._multiply(rows, self._weight, self._bias, "none", [], "")
+        return product
+
+
+class Float16Linear:
+    """Weights in float16, everything else in float32. Weights beyond float16's range (65504) are refused."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        weight = weight.float()
+        if not weight.abs().amax() < torch.finfo(torch.float16).max:
+            raise ValueError("a weight is out of float16's range")
+        with _engine("fbgemm"):
+            bias = None if bias is None else bias.float()
+            self._packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
+        self._multiply = torch.ops.quantized.linear_dynamic_fp16.default
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        product: Tensor = self._multiply(rows, self._packed)
+        return product
+
+
+class Int8Linear:
+    """Weights in int8 with a scale per output, activations in 7 bits with a scale per row, sums in int32.
+
+    Each row is first divided by its largest magnitude, so that the quantizer's scale and zero point are the same
+    constants whatever the rows hold; the row is multiplied back afterwards. Integer sums are exact, so a row has the
+    same bits in any company.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        weight = weight.float()
+        scale = (weight.abs().amax(dim=1) / _INT8_WEIGHT_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
+        rounded = (weight / scale[:, None]).round_().to(torch.int8)
+        with _engine("fbgemm"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tensors of a quantized dtype are deprecated; this one lives one line
+            zero = torch.zeros(len(scale), dtype=torch.int64)
+            quantized = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zero, 0)
+            self._packed = torch.ops.quantized.linear_prepack(quantized, None)
+        self._bias = None if bias is None else bias.float()
+        self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        largest = torch.linalg.vector_norm(rows, torch.inf, 1, True).clamp_(min=1e-30)
+        product: Tensor = self._multiply(
+            rows / largest, 1 / _INT8_ACTIVATION_MAX, _INT8_ACTIVATION_MAX + 1, self._packed
+        )
+        product.mul_(largest)
+        return product if self._bias is None else product.add_(self._bias)
+
+
+class _engine:  # noqa: N801
+    """torch packs quantized weights for the engine that is selected at that moment."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._before = torch.backends.quantized.engine
+        torch.backends.quantized.engine = self._name
+
+    def __exit__(self, *error: object) -> None:
+        torch.backends.quantized.engine = self._before
+
+
+def _bfloat16_in_hardware() -> bool:
+    probes = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return torch.backends.mkldnn.is_available() and any(probe is not None and probe() for probe in probes)

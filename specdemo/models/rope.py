@@ -1,0 +1,80 @@
+"""Rotary position embedding as a table: one rotation per position and pair of features, made once.
+
+The two features of a pair, i and i + half in the usual layout, are put side by side (`pair_up`, applied to the
+weights that make queries and keys, never at run time). Dot products do not change by that, and a rotation becomes
+one multiplication of complex numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+STATIC_KINDS = ("default", "linear", "llama3", "yarn")
+"""Scalings whose frequencies are fixed. The others change them with the length of the sequence at run time, so that
+keys in the cache would have been rotated by other angles."""
+
+
+def rope_obstacle(config: Any) -> str | None:
+    """Why the model's rotary embedding is not known here, or None if it is."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kind = parameters.get("rope_type", "default")
+    if kind not in STATIC_KINDS:
+        return f"RoPE scaling {kind}"
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0 or getattr(config, "partial_rotary_factor", 1.0) != 1.0:
+        return "a rotary embedding of a part of each head"
+    return None
+
+
+def pair_up(weight: Tensor, head_dim: int) -> Tensor:
+    """[heads * head_dim, ...]: within each head, feature i and feature i + head_dim / 2 become neighbours."""
+    halves = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
+    return halves.transpose(1, 2).reshape(weight.shape)
+
+
+class Rope:
+    """Rotations by position, for as many positions as were asked for by `reach`, in a form that suits the activations.
+
+    float32 on the CPU: complex64 [positions, 1, head_dim / 2]. Else [positions, 2, 1, head_dim]: cosines, signed sines.
+    """
+
+    def __init__(self, config: Any, device: torch.device, dtype: torch.dtype) -> None:
+        embedding = LlamaRotaryEmbedding(config)
+        self._frequencies = embedding.inv_freq.float()  # [head_dim / 2]
+        self._scaling = float(embedding.attention_scaling)
+        self._device, self._dtype = device, dtype
+        self._complex = dtype == torch.float32 and device.type == "cpu"
+        self._table = torch.empty(0)
+
+    def reach(self, length: int) -> None:
+        """Make the rotations of positions 0 .. length - 1."""
+        if len(self._table) >= length:
+            return
+        angles = torch.arange(length, dtype=torch.float32)[:, None] * self._frequencies
+        cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
+        if self._complex:
+            self._table = torch.complex(cos, sin)[:, None]
+        else:
+            doubled = torch.stack([cos, cos], -1).flatten(1), torch.stack([-sin, sin], -1).flatten(1)
+            self._table = torch.stack(doubled, 1)[:, :, None].to(self._device, self._dtype)
+
+    def between(self, start: int, stop: int) -> Tensor:
+        """The rotations of positions start .. stop - 1."""
+        return self._table[start:stop]
+
+    def at(self, positions: Tensor) -> Tensor:
+        """The rotations of `positions` int64 [n]."""
+        return self._table[positions]
+
+    def rotate_(self, heads: Tensor, rotations: Tensor) -> None:
+        """Rotate `heads` [n, heads, head_dim] in place, row i by rotation i."""
+        count, number, width = heads.shape
+        pairs = heads.unflatten(2, (width // 2, 2))
+        if self._complex:
+            torch.view_as_complex(pairs).mul_(rotations)
+            return
+        swapped = pairs.flip(3).view(count, number, width)
+        heads.mul_(rotations[:, 0]).addcmul_(swapped, rotations[:, 1])
