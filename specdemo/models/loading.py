@@ -21,18 +21,24 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from ..errors import BadRequest, ModelUnavailable
+from ..errors import BadRequest, ModelUnavailable, SpecdemoError
 from ..text import TokenText
 from .base import LanguageModel
 from .embedded import ensure_embedded
+from .lean import LeanLM
+from .linear import PRECISIONS, best_cpu_precision, precision_obstacle
+from .reduced_vocab import SHIPPED, is_draft_folder, load_draft
 from .transformers_lm import TransformersLM
 
-EMBEDDED = "embedded"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DTYPE_CHOICES = ("auto", *DTYPES)
+EMBEDDED, EMBEDDED_NAME = "embedded", "SmolLM2-135M-Instruct"
+AUTO, NONE = "auto", "none"
+WIDENED = "The embedded target is a 4-bit file (Q4_1) widened to 16 bit."
+DTYPE_CHOICES = ("auto", *PRECISIONS)
 
 Progress = Callable[[str, float], None]
 
@@ -55,12 +61,14 @@ class Pair:
 
 def load_pair(
     target: str = EMBEDDED,
-    draft: str | None = None,
+    draft: str = AUTO,
     dtype: str = "auto",
     device: str = "auto",
     progress: Progress | None = None,
 ) -> Pair:
-    """Load `target` and, if named, `draft`. Raises ModelUnavailable or BadRequest, each a sentence for the user."""
+    """Load `target` and its draft model. `draft` is "auto" (the one that comes with the embedded target, if this is
+    it), "none", a draft distilled for this target, or any model with the target's tokenizer. Raises ModelUnavailable
+    or BadRequest, each a sentence for the user."""
     report = progress or (lambda text, share: None)
     where = choose_device(device)
     report(f"Finding {target}", 0.0)
@@ -68,19 +76,24 @@ def load_pair(
     tokenizer = load_tokenizer(target_folder, target)
     vocabulary = tokenizer.get_vocab()
     report(f"Loading {target}", 0.7)
-    name = "SmolLM2-135M-Instruct" if target == EMBEDDED else target
+    name = EMBEDDED_NAME if target == EMBEDDED else target
     target_lm = load_language_model(target_folder, name, dtype, where, vocab_size=max(vocabulary.values()) + 1)
     draft_lm, draft_folder = None, None
-    if draft is not None:
-        report(f"Loading {draft}", 0.9)
-        draft_folder = find_model(draft, progress)
-        draft_vocabulary = load_tokenizer(draft_folder, draft).get_vocab()
-        check_same_vocabulary(target, vocabulary, draft, draft_vocabulary)
-        size = max(draft_vocabulary.values()) + 1
-        draft_lm = load_language_model(draft_folder, draft, dtype, where, vocab_size=size)
-    notes = ()
-    if target == EMBEDDED:
-        notes = ("The embedded target is a 4-bit file (Q4_1) widened to 16 bit.",)
+    if draft == AUTO and target == EMBEDDED and is_draft_folder(SHIPPED):
+        draft_folder = SHIPPED
+    elif draft not in (AUTO, NONE):
+        report(f"Finding {draft}", 0.8)
+        local = Path(draft).expanduser()
+        draft_folder = local if is_draft_folder(local) else find_model(draft)
+    if draft_folder is not None:
+        report("Loading the draft model", 0.9)
+        if is_draft_folder(draft_folder):
+            draft_lm = _load_distilled(draft_folder, target_lm)
+        else:
+            draft_vocabulary = load_tokenizer(draft_folder, draft).get_vocab()
+            check_same_vocabulary(target, vocabulary, draft, draft_vocabulary)
+            size = max(draft_vocabulary.values()) + 1
+            draft_lm = load_language_model(draft_folder, draft, dtype, where, vocab_size=size)
     report("Ready", 1.0)
     return Pair(
         target=target_lm,
@@ -90,8 +103,18 @@ def load_pair(
         eos_ids=eos_ids(target_folder, tokenizer),
         target_folder=target_folder,
         draft_folder=draft_folder,
-        notes=notes,
+        notes=(WIDENED,) if target == EMBEDDED else (),
     )
+
+
+def _load_distilled(folder: Path, target: LanguageModel) -> LanguageModel:
+    """A draft that reads the target's embeddings, in the target's precision."""
+    if not isinstance(target, LeanLM):
+        raise ModelUnavailable(
+            f"A distilled draft reads its target's embeddings, which {target.name} does not share when it runs by "
+            f"{target.forward_path}: choose another draft model, or the method prompt-lookup."
+        )
+    return load_draft(folder, target.embedding, target.precision, vocab_size=target.vocab_size)
 
 
 def choose_device(device: str) -> torch.device:
@@ -109,15 +132,15 @@ def choose_device(device: str) -> torch.device:
     return chosen
 
 
-def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 where a card has it, float16 on other cards, float32 on a processor."""
+def choose_precision(dtype: str, device: torch.device) -> str:
+    """`auto`: bfloat16 where a card or processor computes in it, else float16, else float32. Raises BadRequest."""
+    if dtype not in DTYPE_CHOICES:
+        raise BadRequest(f"There is no dtype {dtype!r}: choose one of {', '.join(DTYPE_CHOICES)}.")
     if dtype != "auto":
-        if dtype not in DTYPES:
-            raise BadRequest(f"There is no dtype {dtype!r}: choose one of {', '.join(DTYPE_CHOICES)}.")
-        return DTYPES[dtype]
+        return dtype
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return torch.float16 if device.type == "mps" else torch.float32
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    return "float16" if device.type == "mps" else best_cpu_precision()
 
 
 def find_model(name: str, progress: Progress | None = None) -> Path:
@@ -174,27 +197,65 @@ def load_tokenizer(folder: Path, name: str) -> Any:
 
 
 def load_language_model(folder: Path, name: str, dtype: str, device: torch.device, vocab_size: int) -> LanguageModel:
-    """Weights onto the device, behind the fastest forward that knows the architecture."""
+    """Weights onto the device, behind the lean forward where it knows the architecture, else transformers' own."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         raise ModelUnavailable(f"The configuration of {name} cannot be read ({_first_line(error)}).") from None
     if config.is_encoder_decoder:
         raise ModelUnavailable(f"{name} is an encoder-decoder model; only causal language models decode here.")
-    precision = choose_dtype(dtype, device)
-    transformers_logging.disable_progress_bar()
+    precision = choose_precision(dtype, device)
+    obstacle = LeanLM.supports(config) or precision_obstacle(precision, device) or _spread(folder, device)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=precision, use_safetensors=True, trust_remote_code=False
-        ).eval()
-        model = model.to(device)
-    except torch.cuda.OutOfMemoryError:
+        if obstacle is None:
+            return LeanLM(config, _read_weights(folder, device), name, precision, vocab_size)
+        return _load_with_transformers(folder, config, name, dtype, device, vocab_size, obstacle)
+    except (torch.cuda.OutOfMemoryError, MemoryError):
         raise ModelUnavailable(f"{name} does not fit into the memory of {device}: choose a smaller model.") from None
+    except SpecdemoError:
+        raise
     except Exception as error:
         raise ModelUnavailable(f"{name} cannot be loaded ({_first_line(error)}).") from None
+
+
+def _read_weights(folder: Path, device: torch.device) -> dict[str, Tensor]:
+    """Every tensor of the folder's safetensors files, memory-mapped on the CPU."""
+    weights: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        weights.update(load_file(path, device=str(device)))
+    return weights
+
+
+def _spread(folder: Path, device: torch.device) -> str | None:
+    """Why one CUDA card is not enough for the weights, or None. Then accelerate places the layers."""
+    if device.type != "cuda":
+        return None
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    free, _total = torch.cuda.mem_get_info(device)
+    return None if size < 0.9 * free else "larger than one card, its layers spread by accelerate"
+
+
+def _load_with_transformers(
+    folder: Path, config: Any, name: str, dtype: str, device: torch.device, vocab_size: int, reason: str
+) -> LanguageModel:
+    if dtype == "int8":
+        raise BadRequest(f"int8 runs in the lean forward only, and {name} cannot use it: {reason}.")
+    precision = "float32" if dtype == "auto" and device.type == "cpu" else choose_precision(dtype, device)
+    transformers_logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=getattr(torch, precision),
+        device_map="auto" if device.type == "cuda" else None,
+        use_safetensors=True,
+        trust_remote_code=False,
+    ).eval()
+    if device.type != "cuda":
+        model = model.to(device)
+    elif offloaded := sorted(str(part) for part in model.hf_device_map.values() if part in ("cpu", "disk")):
+        reason += f"; {len(offloaded)} parts are offloaded from the card, which makes every forward slow"
     context = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048)
-    size = min(vocab_size, int(config.vocab_size))
-    return TransformersLM(model, name, str(precision).removeprefix("torch."), size, context)
+    return TransformersLM(model, name, precision, min(vocab_size, int(config.vocab_size)), context, reason)
 
 
 def check_same_vocabulary(target: str, ours: dict[str, int], draft: str, theirs: dict[str, int]) -> None:
