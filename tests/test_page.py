@@ -19,6 +19,7 @@ from fake_lanes import FakeArena, FakeStatus, Script, echo_race, interleaved
 
 from specdemo.errors import BadRequest
 from specdemo.events import Failed
+from specdemo.metrics import fold
 from specdemo.ui import page as page_module
 from specdemo.ui.page import Line, Page, build, launch_options, race_request, strings
 
@@ -457,19 +458,31 @@ def test_late_stop_string_leaves_what_the_lane_ends_with(site: Site, tab: Tab) -
 
 
 @in_browser
-def test_replay_runs_both_lanes_by_their_own_clocks(site: Site, tab: Tab) -> None:
+def test_replay_runs_both_lanes_by_their_own_clocks(visit: Callable[[], Tab]) -> None:
+    tab = visit()
     race(tab, PROMPT)
     finish(tab)
-    seconds = max(event.t for event in echo_race(PROMPT.split(" ")))
-    began = time.monotonic()
+    events = echo_race(PROMPT.split(" "))
+    tokens = {
+        (lane, t): fold(event for event in events if event.lane == lane and event.t <= t).tokens
+        for lane in LANE_NAMES
+        for t in (0.11, 0.25)
+    }
+    tab.clock.install(time=0)
+    tab.clock.pause_at(1)
     tab.locator(".sd-replay").click()
-    tab.wait_for_function("document.querySelectorAll('[data-lane=standard] .sd-token').length === 5")
     assert tab.locator(".sd-replay-note").is_visible()
-    assert kept(tab, "speculative") != PROMPT
-    tab.wait_for_function("document.querySelector('.sd-replay-note').hidden")
-    assert time.monotonic() - began == pytest.approx(seconds, rel=0.5)
+    for now, step in ((0.11, 110), (0.25, 140)):
+        tab.clock.run_for(step)
+        for lane in LANE_NAMES:
+            drawn = tab.locator(f'[data-lane="{lane}"] .sd-output .sd-token:not([aria-hidden])').count()
+            assert abs(drawn - tokens[lane, now]) <= 1  # a frame is 16 ms
+    assert len(kept(tab, "standard")) < len(kept(tab, "speculative")) < len(PROMPT)
+    tab.clock.run_for(1000)
+    assert not tab.locator(".sd-replay-note").is_visible()
     assert kept(tab, "standard") == kept(tab, "speculative") == PROMPT
     tab.locator(".sd-replay").click()
+    assert kept(tab, "standard") == ""
     tab.locator(".sd-replay").click()  # skip to the end
     assert kept(tab, "standard") == PROMPT
 

@@ -116,15 +116,16 @@
         this.placeholder.hidden = true;
         this.copyButton.disabled = false;
       }
-      const follow = this.body.scrollHeight - this.body.scrollTop - this.body.clientHeight < 40;
       this.output.append(element);
-      this.mustFollow = this.mustFollow || follow;
     }
 
-    // Once after a batch of records, so that a batch costs one layout.
-    settle() {
-      if (this.mustFollow) this.body.scrollTop = this.body.scrollHeight;
-      this.mustFollow = false;
+    // Draw a batch of records. The end stays in view unless the reader scrolled away from it; the layout is asked
+    // for once before and once after, never for each token.
+    draw(records) {
+      if (!records.length) return;
+      const atEnd = this.body.scrollHeight - this.body.scrollTop - this.body.clientHeight < 40;
+      for (const record of records) this.apply(record);
+      if (atEnd) this.body.scrollTop = this.body.scrollHeight;
     }
 
     // What was kept beyond the first `keep` UTF-16 units turns into clipped: a stop string was found late.

@@ -4,6 +4,7 @@
   const { make, text, show, Lane } = specdemo;
 
   const LANES = ["standard", "speculative"];
+  const DRAWN = new Set(["lane", "first", "round", "numbers", "ratio", "same", "end", "failed"]); // and replayed
   const LEGEND = ["accepted", "rejected", "discarded", "recovered", "bonus", "clipped", "plain"];
 
   class Stage {
@@ -67,8 +68,24 @@
       const end = log.lastIndexOf("\n") + 1;
       const lines = log.slice(this.log.read, end).split("\n");
       this.log.read = Math.max(this.log.read, end);
-      for (const line of lines) if (line) this.take(JSON.parse(line));
-      for (const lane of this.lanes) lane.settle();
+      let batch = [];
+      for (const line of lines) {
+        if (!line) continue;
+        const record = JSON.parse(line);
+        if (DRAWN.has(record.k)) {
+          batch.push(record);
+        } else {
+          this.show(batch);
+          batch = [];
+          this.take(record);
+        }
+      }
+      this.show(batch);
+    }
+
+    show(records) {
+      this.records.push(...records);
+      this.draw(records);
     }
 
     take(record) {
@@ -86,16 +103,16 @@
         case "done":
           this.over();
           break;
-        default:
-          this.records.push(record);
-          this.draw(record);
       }
     }
 
-    draw(record) {
-      if (record.l !== undefined) this.lanes[record.l].apply(record);
-      else if (record.k === "ratio") this.ratio(record.v);
-      else if (record.k === "same") this.compare(record);
+    draw(records) {
+      this.lanes.forEach((lane, index) => lane.draw(records.filter((record) => record.l === index)));
+      const latest = (kind) => records.filter((record) => record.k === kind).at(-1);
+      const ratio = latest("ratio");
+      if (ratio) this.ratio(ratio.v);
+      const same = latest("same");
+      if (same) this.compare(same);
     }
 
     begin(record) {
@@ -182,9 +199,9 @@
       const frame = () => {
         const elapsed = (performance.now() - began) / 1000;
         this.lanes.forEach((lane, index) => {
-          const queue = queues[index];
-          while (positions[index] < queue.length && queue[positions[index]].t <= elapsed) lane.apply(queue[positions[index]++]);
-          lane.settle();
+          const from = positions[index];
+          while (positions[index] < queues[index].length && queues[index][positions[index]].t <= elapsed) positions[index]++;
+          lane.draw(queues[index].slice(from, positions[index]));
         });
         if (positions.every((position, index) => position >= queues[index].length)) this.finishReplay();
         else this.replaying = requestAnimationFrame(frame);
@@ -195,8 +212,7 @@
     finishReplay() {
       this.stopReplay();
       this.clear();
-      for (const record of this.records) this.draw(record);
-      for (const lane of this.lanes) lane.settle();
+      this.draw(this.records);
     }
 
     stopReplay() {
