@@ -196,6 +196,7 @@ class Bench:
 
     def measure(self, progress: Progress = lambda text, share: None) -> Results:
         """Run everything. Raises BadRequest before the first run for a prompt that cannot be served."""
+        environment = describe(self.pair.target.device)  # before the work, which is itself a load
         ids = [self._encode(prompt) for prompt in self.prompts]
         runs: dict[str, list[list[Run]]] = {lane.method: [[] for _ in self.prompts] for lane in self.lanes}
         total = self.repeats * len(self.prompts) * len(self.lanes)
@@ -211,7 +212,7 @@ class Bench:
         finally:
             gc.unfreeze()
         progress("Measured", 1.0)
-        return Results(self, runs)
+        return Results(self, environment, runs)
 
     def _schedule(self) -> Iterator[tuple[int, int, Lane]]:
         """Every lane on each prompt in turn, in one order and then in the opposite one."""
@@ -249,6 +250,7 @@ class Results:
     """What was measured: `runs[method][prompt index][repeat]`."""
 
     bench: Bench
+    environment: Mapping[str, Any]
     runs: Mapping[str, Sequence[Sequence[Run]]]
 
     def document(self, **settings: Any) -> dict[str, Any]:
@@ -257,7 +259,7 @@ class Results:
         target = bench.pair.target
         return {
             "environment": {
-                **describe(target.device),
+                **self.environment,
                 "precision": target.precision,
                 "forward_path": target.forward_path,
             },

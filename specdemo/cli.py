@@ -1,4 +1,4 @@
-"""The command line: `python -m specdemo generate | bench | replay`.
+"""The command line: `python -m specdemo generate | bench | replay | distill`.
 
 Standard output holds the result and nothing else; progress, notes and summaries go to standard error. A mistake that
 the user can mend is one line and exit code 2, a run that fails exit code 1, Ctrl-C 130. Commands import what they need
@@ -342,12 +342,28 @@ def _speed(text: str) -> float:
     return speed
 
 
+# -- distill -----------------------------------------------------------------------------------------------------------
+
+
+def _add_distill_arguments(parser: argparse.ArgumentParser) -> None:
+    from .distill import command
+
+    command.add_arguments(parser)
+
+
+def _distill(args: argparse.Namespace) -> int:
+    from .distill import command
+
+    return command.run(args)
+
+
 COMMANDS = {
     "generate": _Command(
         "Answer a prompt, every drafted token in the colour of its fate.", _add_generate_arguments, _generate
     ),
     "bench": _Command("Measure methods against each other on a suite of prompts.", _add_bench_arguments, _bench),
     "replay": _Command("Print a recorded run.", _add_replay_arguments, _replay),
+    "distill": _Command("Train a small draft model for a target.", _add_distill_arguments, _distill),
 }
 
 

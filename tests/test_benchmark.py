@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_folders import save_folder
+from transformers import GenerationConfig
 
 from specdemo import benchmark, cli, methods
 from specdemo.benchmark import Bench, EngineLane, SuitePrompt
@@ -347,6 +348,7 @@ def test_generate_ends_at_eos_and_at_stop_strings_as_we_do(pair: Pair, models: T
         *_, ours = methods.run(pair, "standard", ids_of(pair), stopping)
         stopped = TransformersLane(method, models).run(ids_of(pair), stopping)
         assert (stopped.token_ids, stopped.finish_reason) == (ours.token_ids, "stop")  # type: ignore[union-attr]
+        assert sum(commit.tokens for commit in stopped.commits) < 20  # it stopped there, and was not cut afterwards
 
 
 def test_commits_tell_what_each_forward_did(pair: Pair, models: TransformersModels) -> None:
@@ -377,29 +379,32 @@ def test_numbers_of_generate_are_counted_as_ours_are() -> None:
     assert both.tpot_s == (2.0 + 2.0) / (1 + 2)
 
 
-def test_configurations_are_given_back(pair: Pair, models: TransformersModels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model's own advice about sampling is not followed, and survives, also when `generate` fails."""
+def test_a_models_own_advice_is_not_followed_and_survives(
+    pair: Pair, models: TransformersModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when `generate` fails."""
     lane = TransformersLane("hf-assisted", models)
+    settings = Settings(max_new_tokens=40, draft_length=7, ignore_eos=True)
+    plain = lane.run(ids_of(pair), settings)
+    assert len(set(plain.token_ids)) < 40  # so that the advice would change it
+    advice = GenerationConfig(no_repeat_ngram_size=1, do_sample=True, top_k=2, max_length=3)
     for model in (models.target, models.assistant):
-        model.generation_config.temperature = 1.7
-    before = [model.generation_config for model in (models.target, models.assistant)]
+        monkeypatch.setattr(model, "generation_config", advice)
     random_state = torch.random.get_rng_state()
-    used = lane.run(ids_of(pair), Settings(max_new_tokens=8))
-    assert used.token_ids == TransformersLane("hf", models).run(ids_of(pair), Settings(max_new_tokens=8)).token_ids
+    assert lane.run(ids_of(pair), settings).token_ids == plain.token_ids
     seen = {}
 
     def failing(**_arguments: Any) -> None:
-        seen["assistant"] = models.assistant.generation_config.to_dict()
+        seen.update(models.assistant.generation_config.to_dict())
         raise RuntimeError("broken")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(models.target, "generate", failing)
-        with pytest.raises(RuntimeError, match="broken"):
-            lane.run(ids_of(pair), Settings(max_new_tokens=8, draft_length=7))
-    assert seen["assistant"]["num_assistant_tokens"] == 7
-    assert seen["assistant"]["num_assistant_tokens_schedule"] == "constant"
-    assert seen["assistant"]["assistant_confidence_threshold"] == 0.0
-    assert [model.generation_config for model in (models.target, models.assistant)] == before
+    monkeypatch.setattr(models.target, "generate", failing)
+    with pytest.raises(RuntimeError, match="broken"):
+        lane.run(ids_of(pair), settings)
+    assert (seen["num_assistant_tokens"], seen["num_assistant_tokens_schedule"]) == (7, "constant")
+    assert seen["assistant_confidence_threshold"] == 0.0
+    assert models.target.generation_config is advice
+    assert models.assistant.generation_config is advice
     assert not models.target._forward_pre_hooks
     assert torch.equal(torch.random.get_rng_state(), random_state)
 

@@ -258,6 +258,8 @@ def test_a_failure_in_the_run_is_its_last_event(models: list[str], monkeypatch: 
         pytest.param(["replay", "README.md"], "line 1", id="no recording"),
         pytest.param(["replay", os.devnull], "holds no events", id="empty recording"),
         pytest.param(["replay", "x", "--speed", "-2"], "a number from 0", id="speed"),
+        pytest.param(["distill"], "required: --out", id="distill without a folder"),
+        pytest.param(["distill", "--out", "x", "--minutes", "-1"], "above 0", id="distill for no time"),
         pytest.param(["dance"], "invalid choice: 'dance'", id="command"),
     ],
 )  # fmt: skip
