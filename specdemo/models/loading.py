@@ -7,6 +7,7 @@ Everything that can be known from configuration files is checked before weights 
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from huggingface_hub.errors import (
 )
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ..errors import BadRequest, ModelUnavailable, SpecdemoError
@@ -241,6 +242,8 @@ def _load_with_transformers(
     if dtype == "int8":
         raise BadRequest(f"int8 runs in the lean forward only, and {name} cannot use it: {reason}.")
     precision = "float32" if dtype == "auto" and device.type == "cpu" else choose_precision(dtype, device)
+    from transformers import AutoModelForCausalLM  # seconds of imports that the lean forward does not need
+
     transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         folder,
@@ -272,8 +275,8 @@ def check_same_vocabulary(target: str, ours: dict[str, int], draft: str, theirs:
 def eos_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
     """Every id that ends an answer: all of the generation config's, and the tokenizer's own."""
     ids: set[int] = set()
-    if (folder / "generation_config.json").is_file():
-        listed = GenerationConfig.from_pretrained(folder).eos_token_id
+    if (path := folder / "generation_config.json").is_file():
+        listed = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
         ids.update(listed if isinstance(listed, list) else [] if listed is None else [listed])
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)

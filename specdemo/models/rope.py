@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 STATIC_KINDS = ("default", "linear", "llama3", "yarn")
 """Scalings whose frequencies are fixed. The others change them with the length of the sequence at run time, so that
@@ -42,9 +42,7 @@ class Rope:
     """
 
     def __init__(self, config: Any, device: torch.device, dtype: torch.dtype) -> None:
-        embedding = LlamaRotaryEmbedding(config)
-        self._frequencies = embedding.inv_freq.float()  # [head_dim / 2]
-        self._scaling = float(embedding.attention_scaling)
+        self._frequencies, self._scaling = _frequencies(config)  # [head_dim / 2]
         self._device, self._dtype = device, dtype
         self._complex = dtype == torch.float32 and device.type == "cpu"
         self._table = torch.empty(0)
@@ -78,3 +76,16 @@ class Rope:
             return
         swapped = pairs.flip(3).view(count, number, width)
         heads.mul_(rotations[:, 0]).addcmul_(swapped, rotations[:, 1])
+
+
+def _frequencies(config: Any) -> tuple[Tensor, float]:
+    """Radians per position of each pair of features (Su et al. 2021, section 3.2.2), and the factor on cosine and
+    sine. Scaled kinds are computed by transformers; its table leaves the plain kind to the models' own files, whose
+    import would take longer than everything else at start."""
+    kind = config.rope_parameters["rope_type"]
+    if kind != "default":
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](config, device=torch.device("cpu"))
+        return frequencies.float(), float(scaling)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    return config.rope_parameters["rope_theta"] ** -exponents, 1.0
