@@ -13,13 +13,13 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-SHUTDOWN_S = 0.7  # for closing connections; whatever still runs then is left behind
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # both, also where the caller had them ignored
         signal.signal(number, signal.default_int_handler)
     options = _parse(arguments)
+
+    from gradio import tunneling
 
     from specdemo.arena import Arena
     from specdemo.options import load_pair_from
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         threading.Event().wait()
     finally:
-        threading.Thread(target=blocks.close, kwargs={"verbose": False}, daemon=True).start()
-        threading.Event().wait(SHUTDOWN_S)
+        for tunnel in tunneling.CURRENT_TUNNELS:  # programs of their own, which would outlive this one
+            tunnel.kill()
     return 0
 
 

@@ -127,6 +127,7 @@ class Page:
     def status(self) -> str:
         """How the models are, for the status line."""
         status = self.arena.status
+        value: dict[str, str | float]
         if status.state == "busy":  # ready, only not at once: the line tells that to those who wait in it
             value = {"state": "ready", "message": self._ready}
         elif status.state == "loading":
@@ -183,7 +184,7 @@ class Page:
             self.line.leave(visitor)
             self._stopped.discard(visitor)
 
-    def _wait(self, visitor: str) -> Iterator[str]:
+    def _wait(self, visitor: str) -> Generator[str, None, bool]:
         """Wait for the turn and for the models. Returns whether the race may start. Raises SpecdemoError."""
         told, told_at = "", -math.inf
         while visitor not in self._stopped:
@@ -285,12 +286,13 @@ def build(arena: Racer) -> gr.Blocks:
             **options,
         )
 
+    blocks: gr.Blocks
     with gr.Blocks(title=text["title"], analytics_enabled=False, fill_width=True) as blocks:
         status = drawn("", "specdemo.mountHead", elem_id="head")
         with gr.Row(equal_height=True):
             with gr.Column(scale=5, elem_id="ask", min_width=300):
                 prompt = gr.Textbox(
-                    label=text["prompt_label"], placeholder=text["prompt_placeholder"], lines=2, max_lines=8
+                    label=text["prompt_label"], placeholder=text["prompt_placeholder"], lines=2, max_lines=4
                 )
                 examples = drawn(json.dumps(_examples()), "specdemo.mountPicker", elem_id="examples")
                 with gr.Row(elem_id="buttons"):
@@ -350,7 +352,7 @@ def _settings(text: Mapping[str, str]) -> dict[str, Any]:
     methods = choices("method", *(name for name in METHODS if name != "standard"))
     with gr.Row():
         fields["method"] = gr.Radio(methods, value="speculative", scale=3, min_width=280, **labels("method"))
-        fields["seed"] = gr.Number(0, precision=0, minimum=0, scale=1, min_width=100, **labels("seed"))
+        fields["seed"] = gr.Number(0, precision=0, minimum=0, scale=0, min_width=96, **labels("seed"))
     with gr.Row():
         fields["draft_length"] = gr.Slider(0, MAX_DRAFT_LENGTH, 5, step=1, min_width=180, **labels("draft_length"))
         fields["max_new_tokens"] = gr.Slider(

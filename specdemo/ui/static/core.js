@@ -43,6 +43,7 @@ window.specdemo = window.specdemo || {};
     const stop = document.querySelector("#stop-button");
     if (race) race.disabled = state !== "idle";
     if (stop) stop.disabled = state === "idle";
+    if (specdemo.stage) specdemo.stage.element.dataset.race = state;
   };
 
   specdemo.copy = async (text) => {

@@ -38,14 +38,19 @@
       this.sameLine = make("div", { class: "sd-same" });
       this.replayButton = make("button", { class: "sd-small-button sd-replay", type: "button", disabled: true }, text("replay"));
       this.replayNote = make("span", { class: "sd-replay-note", hidden: true }, text("replay_note"));
+      // the form's own Stop may be out of sight
+      const stop = make("button", { class: "sd-small-button sd-stop", type: "button" }, text("stop"));
+      stop.addEventListener("click", () => document.querySelector("#stop-button").click());
       const onlyKept = make("input", { type: "checkbox", class: "sd-only-kept" });
       onlyKept.addEventListener("change", () => this.element.classList.toggle("sd-kept-only", onlyKept.checked));
       this.replayButton.addEventListener("click", () => (this.replaying ? this.finishReplay() : this.startReplay()));
+      this.spoken = make("p", { class: "sd-spoken", role: "status" }); // for those who do not see the race
       this.element = make("div", { class: "sd-stage-inner" },
         this.banner,
+        this.spoken,
         make("div", { class: "sd-scores" },
           score(this.lanes[0]),
-          make("div", { class: "sd-ratio", role: "status" }, this.ratioValue, this.ratioWord),
+          make("div", { class: "sd-ratio" }, this.ratioValue, this.ratioWord, stop),
           score(this.lanes[1])),
         make("div", { class: "sd-lanes" }, ...this.lanes.map((lane) => lane.element)),
         make("div", { class: "sd-under" },
@@ -101,6 +106,7 @@
           this.begin(record);
           break;
         case "done":
+          if (record.ok) this.spoken.textContent = text("spoken_end", { ratio: this.ratioValue.textContent });
           this.over();
           break;
       }
@@ -125,6 +131,7 @@
       this.compare(null);
       for (const lane of this.lanes) lane.setState("waiting");
       this.say(null);
+      this.spoken.textContent = text("spoken_begin");
       this.replayButton.disabled = true;
       specdemo.setState("running");
     }
@@ -143,6 +150,15 @@
       if (document.body.dataset.race === "idle") return;
       this.say(text("error_lost"), "error");
       this.over();
+    }
+
+    // Where the form fills the window, the race would start below its edge.
+    comeIntoView() {
+      const box = this.element.getBoundingClientRect();
+      if (box.top > 0.6 * innerHeight || box.bottom < 0.4 * innerHeight) {
+        const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+        this.element.scrollIntoView({ block: "start", behavior: calm ? "auto" : "smooth" });
+      }
     }
 
     say(sentence, kind = "") {
@@ -231,10 +247,26 @@
     watch("value", () => stage.read(log() ?? ""));
   };
 
+  // While something is awaited: is there still a server? Gradio's stream can end without telling anyone.
+  const PING_MS = 2000;
+  const watchServer = async () => {
+    while (document.body.dataset.race !== "idle") {
+      await new Promise((resolve) => setTimeout(resolve, PING_MS));
+      try {
+        await fetch(location.href, { method: "HEAD", cache: "no-store" });
+      } catch {
+        specdemo.stage.lost();
+      }
+    }
+  };
+
   // Race was pressed: say so before the server answers.
   specdemo.begin = () => {
+    if (document.body.dataset.race !== "idle") return; // the keyboard asks again while a race runs
     specdemo.setState("waiting");
+    watchServer();
     specdemo.stage.say(text("wait_start"), "wait");
+    specdemo.stage.comeIntoView();
   };
 
   // The stream is over, whatever its last word was.

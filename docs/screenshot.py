@@ -1,0 +1,60 @@
+"""Pictures of the page for the documentation: `python docs/screenshot.py URL` with the page running at URL.
+
+Runs one race in each look and writes `docs/images/page-light.png`, `page-dark.png` and `page-phone.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from playwright.sync_api import Page, ViewportSize, sync_playwright
+
+IMAGES = Path(__file__).parent / "images"
+PROMPT = """Correct the spelling mistakes in this paragraph and return the whole paragraph.
+
+The comitee will meat on Thursday to discus the new libary rules. All membres are wellcome, and tea will be servd \
+at the end of the meeting."""
+
+LOOKS: tuple[tuple[str, ViewportSize, str], ...] = (
+    ("page-light", {"width": 1440, "height": 1060}, "light"),
+    ("page-dark", {"width": 1440, "height": 1060}, "dark"),
+    ("page-phone", {"width": 390, "height": 844}, "light"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("url")
+    parser.add_argument("--prompt", default=PROMPT)
+    options = parser.parse_args()
+    IMAGES.mkdir(exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
+        for name, viewport, scheme in LOOKS:
+            page = browser.new_page(viewport=viewport, color_scheme="dark" if scheme == "dark" else "light")
+            page.set_default_timeout(300_000)
+            page.goto(options.url)
+            race(page, options.prompt)
+            page.screenshot(path=IMAGES / f"{name}.png")
+            page.close()
+        browser.close()
+
+
+def race(page: Page, prompt: str) -> None:
+    page.wait_for_selector('.sd-status[data-state="ready"]')
+    page.locator("#ask textarea").fill(prompt)
+    page.locator("#race-button").click()
+    page.wait_for_function("document.body.dataset.race === 'running'")
+    page.wait_for_function("document.body.dataset.race === 'idle'")
+    page.locator("#ask textarea").blur()
+    if page.viewport_size and page.viewport_size["width"] > 760:
+        page.evaluate("scrollTo(0, 0)")
+    page.wait_for_timeout(1200)
+
+
+if __name__ == "__main__":
+    main()
