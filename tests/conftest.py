@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,19 @@ def _tiny_llama(noise: float) -> LlamaForCausalLM:
             if noise and weight.ndim == 2:
                 weight.add_(noise * torch.randn_like(weight))
     return model
+
+
+@pytest.fixture(autouse=True)
+def one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tiny tensors on one thread: several only wait for each other, for minutes where the machine is busy."""
+    torch = sys.modules.get("torch")
+    if torch is None or {"embedded", "browser"} & set(request.node.keywords):
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -284,7 +284,7 @@ def chi_square_p(counts: dict[tuple[int, ...], int], expected: dict[tuple[int, .
     rest = total * (1.0 - sum(expected[ids] for ids in large))
     if rest >= 1.0:
         cells.append((total - sum(count for count, _ in cells), rest))
-    assert len(cells) >= 8, "too few runs to tell anything"
+    assert len(cells) >= 4, "too few runs to tell anything"
     statistic = sum((count - wanted) ** 2 / wanted for count, wanted in cells)
     half = torch.tensor([(len(cells) - 1) / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))

@@ -17,12 +17,21 @@ from ..errors import ModelUnavailable
 
 
 def rollback_obstacle(model: Any) -> str | None:
-    """Why the model's cache cannot forget single positions (recurrent and hybrid models), or None if it can."""
+    """Why the model's cache cannot forget single positions (recurrent and hybrid models, or none at all), or None if
+    it can."""
+    if not _cache_keyword(model):
+        return "it takes no key-value cache"
     layers = DynamicCache(config=model.config).layers
     recurrent = next((type(layer).__name__ for layer in layers if hasattr(layer, "recurrent_states")), None)
     if recurrent or getattr(model, "_is_stateful", False):
         return "it keeps a running state that cannot be rolled back after a rejected draft"
     return None
+
+
+def _cache_keyword(model: Any) -> str:
+    """Name of the cache's argument, which changed in transformers 5.2x; "" where the model has none."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in parameters), "")
 
 
 class TransformersLM:
@@ -41,7 +50,6 @@ class TransformersLM:
             raise ModelUnavailable(
                 f"{name} cannot run here: {obstacle}. Choose a model with an ordinary attention cache."
             )
-        parameters = inspect.signature(model.forward).parameters
         self.model = model
         self.name = name
         self.precision = precision
@@ -51,7 +59,7 @@ class TransformersLM:
         self.vocab_size = vocab_size
         self.vocab_ids: Tensor | None = None
         self.context_length = context_length
-        self.cache_keyword = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.2x
+        self.cache_keyword = _cache_keyword(model)
 
     def open(self, capacity: int) -> TransformersCachedLM:
         return TransformersCachedLM(self, capacity)
