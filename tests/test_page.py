@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -142,7 +143,7 @@ def test_line_is_first_come_first_served_and_bounded() -> None:
     assert [line.place(visitor) for visitor in "abcd"] == [0, 1, 2, None]
     with pytest.raises(BadRequest, match=r"full \(2 people"):
         line.join("d")
-    with pytest.raises(BadRequest, match="already"):
+    with pytest.raises(BadRequest, match="not ended yet"):
         line.join("b")
     line.leave("a")
     assert [line.place(visitor) for visitor in "bc"] == [0, 1]
@@ -159,6 +160,20 @@ def test_one_who_waits_is_told_the_place_and_can_leave() -> None:
     assert [record["k"] for record in read(log)][-2:] == ["wait", "done"]
     assert read(log)[-2]["why"] == "stopped"
     assert page.line.place("second") is None
+
+
+def test_a_new_race_of_the_same_visitor_ends_the_old_one() -> None:
+    arena = FakeArena(0)
+    page = Page(arena)
+    logs: list[str] = []
+    old = threading.Thread(target=lambda: logs.extend(page.race("v", {**FORM, "prompt": "slow"})))
+    old.start()
+    while not arena.running:
+        time.sleep(0.01)
+    assert run(page, "v")[-1]["ok"]
+    old.join(timeout=5)
+    assert [record["why"] for record in read(logs[-1]) if record["k"] == "end"] == ["cancelled", "cancelled"]
+    assert arena.most_running == 1
 
 
 def test_stop_does_not_reach_other_visitors() -> None:
@@ -249,9 +264,12 @@ def site(browser: Browser) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def visit(site: Site, browser: Browser) -> Iterator[Callable[[], Tab]]:
-    """Open the page as a new visitor. Errors in the page's script fail the module."""
+    """Open the page as a new visitor. Errors in its script, and requests to any other server, fail the module."""
     faults: list[str] = []
     visitors: list[BrowserContext] = []
+
+    def ours(url: str) -> bool:
+        return url.startswith((site.url, "data:", "blob:"))
 
     def open_tab() -> Tab:
         # a browser of one's own each: tabs of one browser share six connections, and each tab holds two
@@ -260,6 +278,7 @@ def visit(site: Site, browser: Browser) -> Iterator[Callable[[], Tab]]:
         visitors.append(context)
         tab = context.new_page()
         tab.on("pageerror", lambda error: faults.append(str(error)))
+        tab.on("request", lambda request: faults.append(request.url) if not ours(request.url) else None)
         tab.goto(site.url)
         tab.wait_for_selector('[data-lane="speculative"]')
         tab.wait_for_selector(".sd-status[data-state]")

@@ -42,6 +42,9 @@ WAIT_S = 0.1
 SIGN_OF_LIFE_S = 2.0
 """Someone who waits gets an update at least this often: a closed tab is noticed when the next one cannot be sent."""
 
+OLD_RACE_S = 5.0
+"""How long a new race waits for the end of the same visitor's old one."""
+
 MAX_TOKENS_SLIDER = 512
 
 _log = logging.getLogger(__name__)
@@ -169,7 +172,9 @@ class Page:
 
     def _race(self, visitor: str, values: Mapping[str, Any]) -> Iterator[str]:
         request = race_request(values)
+        self._replace(visitor)
         self.line.join(visitor)
+        self._stopped.discard(visitor)
         try:
             if not (yield from self._wait(visitor)):
                 yield record("wait", why="stopped") + record("done", ok=False)
@@ -182,7 +187,13 @@ class Page:
                     events.close()  # now, not when it is collected: the models are free from here on
         finally:
             self.line.leave(visitor)
-            self._stopped.discard(visitor)
+
+    def _replace(self, visitor: str) -> None:
+        """A visitor has one race at a time: a new one ends the old one, which a page that was cut off cannot stop."""
+        until = time.monotonic() + OLD_RACE_S
+        while self.line.place(visitor) is not None and time.monotonic() < until:
+            self.stop(visitor)
+            time.sleep(WAIT_S)
 
     def _wait(self, visitor: str) -> Generator[str, None, bool]:
         """Wait for the turn and for the models. Returns whether the race may start. Raises SpecdemoError."""
