@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
+from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .errors import BadRequest
 from .events import EVENT_TYPES, TRACE_VERSION, Event, Started
@@ -22,12 +23,13 @@ def from_json(line: str) -> Event:
     """The event of one line. Raises BadRequest for anything that is not one."""
     try:
         record = json.loads(line)
-        cls = EVENT_TYPES[record.pop("type")]
+        cls, version = EVENT_TYPES[record.pop("type")], record.get("version", TRACE_VERSION)
+        if cls is Started and version != TRACE_VERSION:
+            raise BadRequest(f"The trace has version {version}, and this program reads version {TRACE_VERSION}.")
         event: Event = _build(cls, record)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        to_json(event).encode()  # NaN, infinite numbers and lone surrogates get in through no escape sequence
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadRequest(f"This line of the trace is not an event of a run ({error}).") from None
-    if isinstance(event, Started) and event.version != TRACE_VERSION:
-        raise BadRequest(f"The trace has version {event.version}, and this program reads version {TRACE_VERSION}.")
     return event
 
 
@@ -52,11 +54,19 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def _build(cls: type, record: Mapping[str, Any]) -> Any:
-    hints = get_type_hints(cls)
-    names = {field.name for field in fields(cls)}
-    if unknown := set(record) - names:
+    hints = _hints(cls)
+    if not isinstance(record, dict):
+        raise TypeError(f"a record is needed, not {record!r}")
+    if unknown := set(record) - set(hints):
         raise TypeError(f"unknown field {min(unknown)}")
     return cls(**{name: _value(hints[name], value) for name, value in record.items()})
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The fields of a record and their types."""
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls)}
 
 
 def _value(hint: Any, value: Any) -> Any:
@@ -70,11 +80,18 @@ def _value(hint: Any, value: Any) -> Any:
             raise TypeError(f"a list is needed, not {value!r}")
         hints = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else list(args)
         return tuple(_value(part, item) for part, item in zip(hints, value, strict=True))
+    if origin is Literal:
+        if value not in args:
+            raise TypeError(f"{value!r} is none of {', '.join(map(str, args))}")
+        return value
     if hasattr(hint, "__dataclass_fields__"):
         return _build(hint, value)
-    if hint in (int, float, str, bool):
-        number = hint is float and isinstance(value, int) and not isinstance(value, bool)
-        if not number and not (isinstance(value, hint) and (hint is bool or not isinstance(value, bool))):
+    if hint in (int, float, str):
+        number = hint is float and isinstance(value, int)
+        if isinstance(value, bool) or not (number or isinstance(value, hint)):
             raise TypeError(f"{value!r} is not of type {hint.__name__}")
         return float(value) if number else value
+    wanted = bool if hint is bool else dict
+    if not isinstance(value, wanted):
+        raise TypeError(f"{value!r} is not of type {wanted.__name__}")
     return value
