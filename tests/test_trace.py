@@ -193,7 +193,8 @@ def test_an_edited_line_is_refused_whatever_is_wrong(line: str) -> None:
         '{"type": "finished", "lane": "a", "t": 1.0, "finish_reason": ["eos"], "token_ids": [], "text": ""}',
         '{"type": "finished", "lane": "a", "t": 1.0, "finish_reason": "eos", "token_ids": [1.5], "text": ""}',
         '{"type": "finished", "lane": "a", "t": 1.0, "finish_reason": "eos", "token_ids": [true], "text": ""}',
-        '{"type": "finished", "lane": "a", "t": 1.0, "finish_reason": "eos", "token_ids": [], "text": "", "metrics": 1}',
+        '{"type": "finished", "lane": "a", "t": 1.0, "finish_reason": "eos", "token_ids": [], "text": "", '
+        '"metrics": 1}',
         '{"type": "finished", "lane": "a", "t": 1.0, "finish_reason": "eos", "token_ids": [], "text": "", '
         '"metrics": {"x": NaN}}',
         "[" * 100_000,
