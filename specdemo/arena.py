@@ -21,7 +21,7 @@ from .errors import BadRequest, ModelUnavailable, SpecdemoError
 from .events import Event, Failed, Prefilled, Started, Verified
 from .models.loading import Pair
 from .settings import Settings
-from .text import encode_prompt
+from .text import check_prompt, encode_prompt
 
 STANDARD, SPECULATIVE = "standard", "speculative"
 GHOST_SECONDS = 3.0  # a consumer that asks for nothing this long, while another waits, is taken to be gone
@@ -127,13 +127,32 @@ class Arena:
 
     # -- races -------------------------------------------------------------------------------------------------
 
+    def check(self, request: RaceRequest) -> None:
+        """Whether a race may be asked for, as far as it can be told without the models. Raises BadRequest."""
+        limits = self.limits
+        check_prompt(request.prompt)
+        if len(request.prompt) > limits.prompt_characters:
+            raise BadRequest(
+                f"The prompt has {len(request.prompt):,} characters and the limit is {limits.prompt_characters:,}: "
+                "shorten it."
+            )
+        if request.settings.max_new_tokens > limits.max_new_tokens:
+            raise BadRequest(
+                f"At most {limits.max_new_tokens} new tokens can be asked for, not {request.settings.max_new_tokens}."
+            )
+        if request.method == STANDARD:
+            raise BadRequest("The standard lane always runs: choose a speculative method to race against it.")
+        if request.method not in methods.METHODS:
+            known = ", ".join(name for name in methods.METHODS if name != STANDARD)
+            raise BadRequest(f"There is no method {request.method!r}: choose one of {known}.")
+
     def race(self, request: RaceRequest, visitor: str = "") -> Iterator[Event]:
         """Both lanes' events as they happen, ending after each lane's Finished or Failed.
 
         Waits for the models and for the run before. Raises SpecdemoError before the first event for a request that
         cannot be served. Closing the generator, `stop`, and the limits end the run and release the models.
         """
-        self._check(request)
+        self.check(request)
         pair = self._ready_pair()
         prompt_ids = encode_prompt(pair.tokenizer, request.prompt, request.raw)
         lease = self._acquire(visitor)
@@ -165,22 +184,6 @@ class Arena:
                 return False
             lease.stop.set()
             return True
-
-    def _check(self, request: RaceRequest) -> None:
-        limits = self.limits
-        if not isinstance(request.prompt, str):
-            raise BadRequest("The prompt must be a text.")
-        if len(request.prompt) > limits.prompt_characters:
-            raise BadRequest(
-                f"The prompt has {len(request.prompt):,} characters and the limit is {limits.prompt_characters:,}: "
-                "shorten it."
-            )
-        if request.settings.max_new_tokens > limits.max_new_tokens:
-            raise BadRequest(
-                f"At most {limits.max_new_tokens} new tokens can be asked for, not {request.settings.max_new_tokens}."
-            )
-        if request.method == STANDARD:
-            raise BadRequest("The standard lane always runs: choose a speculative method to race against it.")
 
     def _ready_pair(self) -> Pair:
         with self._changed:
@@ -236,4 +239,6 @@ def failure_message(error: Exception) -> str:
         return (
             "The memory ran out during the run: ask for fewer new tokens or a shorter prompt, or use a smaller model."
         )
-    return f"The run stopped with an internal error ({type(error).__name__}: {error}): try again, report it if it stays."
+    return (
+        f"The run stopped with an internal error ({type(error).__name__}: {error}): try again, report it if it stays."
+    )

@@ -96,7 +96,7 @@ def _drafter_factory(method: Method, draft: LanguageModel | None) -> Callable[[J
 
 def warm_up(pair: Pair, prompt_ids: Sequence[int]) -> None:
     """Run every available method for a few tokens, so that no first timed round pays for what happens once."""
-    settings = replace(Settings(), max_new_tokens=8, ignore_eos=True)
+    settings = replace(Settings(), max_new_tokens=4, ignore_eos=True)
     for name in available(pair):
         for _event in run(pair, name, prompt_ids, settings, explain=True):
             pass

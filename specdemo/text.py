@@ -133,9 +133,8 @@ class _DiffDetokenizer(Detokenizer):
         return copy
 
 
-def encode_prompt(tokenizer: Any, prompt: str, raw: bool = False) -> list[int]:
-    """The ids that a prompt becomes: one user turn in the model's chat template, tokenized once so that special
-    tokens are not added twice; as plain text when `raw` or when the model has no template. Raises BadRequest."""
+def check_prompt(prompt: str) -> None:
+    """What can be said of a prompt before there is a tokenizer. Raises BadRequest."""
     if not isinstance(prompt, str) or not prompt.strip():
         raise BadRequest("The prompt is empty: type a question or a text to continue.")
     if "\x00" in prompt:
@@ -147,6 +146,12 @@ def encode_prompt(tokenizer: Any, prompt: str, raw: bool = False) -> list[int]:
             f"The prompt contains half a character (a lone surrogate) at position {error.start + 1}: "
             "remove it and try again."
         ) from None
+
+
+def encode_prompt(tokenizer: Any, prompt: str, raw: bool = False) -> list[int]:
+    """The ids that a prompt becomes: one user turn in the model's chat template, tokenized once so that special
+    tokens are not added twice; as plain text when `raw` or when the model has no template. Raises BadRequest."""
+    check_prompt(prompt)
     if raw or not tokenizer.chat_template:
         return list(tokenizer.encode(prompt))
     turn = [{"role": "user", "content": prompt}]

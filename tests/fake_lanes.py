@@ -179,10 +179,12 @@ class FakeArena:
             self._stop.set()
         return visitor == self._visitor
 
+    def check(self, request: RaceRequest) -> None:
+        if not request.prompt.strip():
+            raise BadRequest("The prompt is empty: type something first.")
+
     def race(self, request: RaceRequest, visitor: str = "") -> Iterator[Event]:
         prompt = request.prompt
-        if not prompt.strip():
-            raise BadRequest("The prompt is empty: type something first.")
         self.requests.append(request)
         with self._lock:
             self.running += 1

@@ -69,6 +69,8 @@ class Racer(Protocol):
     @property
     def status(self) -> Status: ...
 
+    def check(self, request: RaceRequest) -> None: ...
+
     def race(self, request: RaceRequest, visitor: str = "") -> Iterator[Event]: ...
 
     def stop(self, visitor: str = "") -> bool: ...
@@ -172,6 +174,7 @@ class Page:
 
     def _race(self, visitor: str, values: Mapping[str, Any]) -> Iterator[str]:
         request = race_request(values)
+        self.arena.check(request)
         self._replace(visitor)
         self.line.join(visitor)
         self._stopped.discard(visitor)
