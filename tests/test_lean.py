@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from specdemo.models import lean
 from specdemo.models.lean import LeanLM
 from specdemo.models.linear import best_cpu_precision, pack_linear, precision_obstacle
+from specdemo.models.rotation import rotate, rotate_blocks
 
 CPU = torch.device("cpu")
 VOCAB = 89
@@ -257,27 +258,30 @@ def test_other_precisions_round_and_no_more(case: str, precision: str, tolerance
     assert distance < tolerance
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "float16", "int8", "int8 unit", "int8 outliers"])
 @pytest.mark.parametrize(("outputs", "inputs"), [(70, 54), (96, 31), (128, 256)])
-def test_a_row_does_not_depend_on_its_neighbours(precision: str, outputs: int, inputs: int) -> None:
+def test_a_row_does_not_depend_on_its_neighbours(kind: str, outputs: int, inputs: int) -> None:
     """Bit for bit: among other rows, whatever they hold; float32 and int8 also for any number of rows.
 
     FBGEMM's float16 kernels sum in another order for one and two rows than for more, which is rounding.
     """
+    precision, _, known = kind.partition(" ")
     if obstacle := precision_obstacle(precision, CPU):
         pytest.skip(obstacle)
     generator = torch.Generator().manual_seed(3)
     weight, rows = torch.randn(outputs, inputs, generator=generator), torch.randn(17, inputs, generator=generator)
-    linear = pack_linear(weight, torch.randn(outputs, generator=generator), precision)
-    together = linear(rows)
+    if known == "unit":
+        rows /= rows.norm(dim=1, keepdim=True)
+    linear = pack_linear(weight, torch.randn(outputs, generator=generator), precision, known or "plain")
+    together = linear(rows.clone())
     for index in range(17):
         company = 1e3 * torch.randn(17, inputs, generator=generator)
         company[index] = rows[index]
         assert torch.equal(linear(company)[index], together[index])
     if precision != "float16":
         for count in range(1, 18):
-            assert torch.equal(linear(rows[:count]), together[:count])
-            assert torch.equal(linear(rows[count - 1 : count]), together[count - 1 : count])
+            assert torch.equal(linear(rows[:count].clone()), together[:count])
+            assert torch.equal(linear(rows[count - 1 : count].clone()), together[count - 1 : count])
 
 
 def test_int8_survives_rows_of_zeros_and_of_any_size() -> None:
@@ -286,11 +290,36 @@ def test_int8_survives_rows_of_zeros_and_of_any_size() -> None:
     weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
     weight[3] = 0
     rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)) * torch.tensor([[0.0], [1e-12], [1e6]])
-    product = pack_linear(weight, None, "int8")(rows)
+    product = pack_linear(weight, None, "int8")(rows.clone())
     assert product[0].tolist() == [0.0] * 40
     assert product[:, 3].tolist() == [0.0] * 3
     exact = rows @ weight.T
     assert ((product - exact)[1:].norm(dim=1) < 0.03 * exact[1:].norm(dim=1)).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_int8_sums_never_overflow(seed: int) -> None:
+    """The worst that can be: neighbours of one sign and full size, against the largest activations.
+
+    With a scale from the largest weight alone, sums of two products would be cut at 16 bits.
+    """
+    if obstacle := precision_obstacle("int8", CPU):
+        pytest.skip(obstacle)
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.where(torch.rand(33, 63, generator=generator) < 0.1 * seed, -1.0, 1.0)
+    rows = torch.where(torch.rand(8, 63, generator=generator) < 0.3, -1.0, 1.0)
+    rows[0], rows[1] = 1.0, -1.0
+    assert torch.allclose(pack_linear(weight, None, "int8")(rows.clone()), rows @ weight.T, rtol=0, atol=0.02 * 63)
+
+
+@pytest.mark.parametrize("width", [54, 64, 70, 576])
+def test_rotations_are_orthogonal_and_spread_outliers(width: int) -> None:
+    identity = torch.eye(width)
+    for turn in (rotate, rotate_blocks):
+        matrix = turn(identity)
+        assert torch.allclose(matrix @ matrix.T, identity, atol=1e-5)
+    # A row with one large feature becomes one whose features are all of about one size.
+    assert rotate(identity).abs().max() < 1.5 / width**0.5
 
 
 def test_drafts_after_a_position_do_not_change_it_in_int8() -> None:

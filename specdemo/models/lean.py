@@ -4,7 +4,8 @@ Speculation pays when a forward costs what its weights' bytes cost, so everythin
 and values come from one product and so do gate and up; keys and values are written into a buffer allocated before the
 run; a rotation is one multiplication; logits are made only where asked. What can be done once is done to the weights
 at loading: rows are reordered so that no activation is ever transposed (see `_Layer`), and on the CPU a norm's gain
-is folded into the product behind it where the precision has room for that.
+is folded into the product behind it where the precision has room for that. In int8 the residual stream is kept in a
+rotated basis (`rotation`), which its writers and readers absorb: outliers would spoil 8-bit rounding.
 
 Work per forward does not grow with the context, except in attention itself.
 """
@@ -12,6 +13,7 @@ Work per forward does not grow with the context, except in attention itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch.nn import functional
 
 from .linear import Linear, activation_dtype, pack_linear, precision_obstacle
 from .rope import Rope, pair_up, rope_obstacle
+from .rotation import rotate
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 """Architectures by transformers' `model_type`. Their tensors have the same names; what one has and another has not
@@ -57,16 +60,18 @@ class LeanLM:
         self.precision = precision
         self.forward_path = "lean"
         self.dtype = activation_dtype(precision, self.device)
+        self.rotated = precision == "int8"
         self.vocab_size = min(vocab_size or head.shape[0], head.shape[0])
         self.vocab_ids = vocab_ids
         self.context_length = _context_length(config)
-        self.rope = Rope(config, self.device, self.dtype)
         self.num_kv_heads = int(config.num_key_value_heads)
         self.groups = int(config.num_attention_heads) // self.num_kv_heads
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        rotated_heads = (self.groups + 1) * self.num_kv_heads  # queries and keys; values do not rotate
+        self.rope = Rope(config, rotated_heads, self.num_kv_heads, self.device, self.dtype)
         self.layers = [_Layer(self, config, index, state) for index in range(config.num_hidden_layers)]
         self.norm, gain = self.make_norm(state.pop("model.norm.weight"), config.rms_norm_eps)
-        self.head = pack_linear(_scaled(head[: self.vocab_size], gain), None, precision)
+        self.head = pack_linear(self.reader(head[: self.vocab_size], gain), None, precision, "unit")
         if state:
             raise ValueError(f"{name}: the lean forward has no place for {', '.join(sorted(state)[:3])}")
         self._pool: list[_Buffers] = []
@@ -119,16 +124,31 @@ class LeanLM:
     def forward(self, ids: Tensor, start: int, buffers: _Buffers, mask: Tensor | None) -> Tensor:
         """Hidden states [n, hidden] after the last layer and norm, for `ids` int64 [n] at positions start, ..."""
         rows = functional.embedding(ids, self.embedding).to(self.dtype)
-        rotations = self.rope.between(start, start + ids.shape[0])
-        for layer, slots, keys, values in zip(self.layers, buffers.slots, buffers.keys, buffers.values, strict=True):
-            layer(rows, rotations, start, slots, keys, values, mask)
+        if self.rotated:
+            rows = rotate(rows)
+        stop = start + ids.shape[0]
+        rotations = self.rope.between(start, stop)
+        for layer, slots, keys, values in zip(self.layers, *buffers.views(start, stop), strict=True):
+            layer(rows, rotations, slots.copy_, keys, values, mask)
         return self.norm(rows)
 
-    def make_norm(self, gain: Tensor, eps: float) -> tuple[_Norm, Tensor | None]:
+    def make_norm(self, gain: Tensor, eps: float) -> tuple[Linear, Tensor | None]:
         """A norm, and the gain that is left for the product behind it (None where the norm applies it)."""
-        if self.device.type == "cpu" and self.precision in ("float32", "float16"):
-            return _Norm(None, gain.shape[0], eps), gain.float()
-        return _Norm(gain.to(self.dtype), gain.shape[0], eps), None
+        if self.device.type == "cpu" and self.dtype == torch.float32:
+            return _unit_norm(gain.shape[0], eps), gain.float() * math.sqrt(gain.shape[0])
+        gain = gain.to(self.dtype)
+        return lambda rows: functional.rms_norm(rows, gain.shape, gain, eps), None
+
+    def reader(self, weight: Tensor, gain: Tensor | None) -> Tensor:
+        """`weight` [outputs, hidden] as it reads the normed residual stream."""
+        weight = weight if gain is None else weight.float() * gain
+        return rotate(weight) if self.rotated else weight
+
+    def writer(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """`weight` [hidden, inputs] and `bias` [hidden] as they write to the residual stream."""
+        if not self.rotated:
+            return weight, bias
+        return rotate(weight.float().t()).t(), None if bias is None else rotate(bias.float())
 
 
 class LeanCache:
@@ -172,20 +192,21 @@ class LeanCache:
 
 
 class _Buffers:
-    """Keys and values of every layer for a number of positions, with the views that the layers need made once.
-
-    slots[layer]: [positions, 2, kv_heads, head_dim], written at a position; keys[layer], values[layer]:
-    [1, kv_heads, positions, head_dim], read by attention.
-    """
+    """Keys and values of every layer for a number of positions: [layers, positions, 2, kv_heads, head_dim]."""
 
     def __init__(self, lm: LeanLM, positions: int) -> None:
         shape = (len(lm.layers), positions, 2, lm.num_kv_heads, lm.head_dim)
         self.positions = positions
-        self.slots = list(torch.zeros(shape, device=lm.device, dtype=lm.dtype))
-        self.keys = [slots[:, 0].transpose(0, 1)[None] for slots in self.slots]
-        self.values = [slots[:, 1].transpose(0, 1)[None] for slots in self.slots]
+        self.keys_values = torch.zeros(shape, device=lm.device, dtype=lm.dtype)
         self._groups = lm.groups
         self._masks: dict[int, Tensor] = {}
+
+    def views(self, start: int, stop: int) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
+        """Per layer: where positions start .. stop - 1 are written, [n, 2, kv_heads, head_dim], and the keys and the
+        values of positions 0 .. stop - 1, [1, kv_heads, stop, head_dim]."""
+        slots = self.keys_values[:, start:stop].unbind()
+        keys, values = self.keys_values[:, None, :stop].permute(3, 0, 1, 4, 2, 5).unbind()
+        return slots, keys.unbind(), values.unbind()
 
     def causal_mask(self, start: int, count: int) -> Tensor | None:
         """0 or -inf to add to scores [queries, start + count], or None where every query sees all of it.
@@ -203,7 +224,7 @@ class _Buffers:
         return self._masks[count][:, self.positions - start :]
 
     def _triangle(self, start: int, count: int) -> Tensor:
-        like = self.slots[0]
+        like = self.keys_values
         mask = torch.full((count, start + count), -math.inf, device=like.device, dtype=like.dtype)
         return mask.triu_(start + 1)
 
@@ -219,10 +240,9 @@ class _Layer:
 
     def __init__(self, lm: LeanLM, config: Any, index: int, state: dict[str, Tensor]) -> None:
         prefix = f"model.layers.{index}."
-        self._heads = (lm.groups, lm.num_kv_heads, lm.head_dim)
-        self._groups = lm.groups
-        self._rotated = (lm.groups + 1) * lm.num_kv_heads
-        self._width = lm.groups * lm.num_kv_heads * lm.head_dim
+        self._shape = (lm.groups + 2, lm.num_kv_heads, lm.head_dim)
+        self._head_dim = lm.head_dim
+        self._parts = (lm.groups, 2)
         no_rope = getattr(config, "no_rope_layers", None)  # SmolLM3: 0 where a layer does not rotate
         self._rope = lm.rope if no_rope is None or no_rope[index] else None
 
@@ -236,7 +256,8 @@ class _Layer:
             weight = torch.cat([weight for weight, _ in parts])
             biases = [torch.zeros_like(weight[:, 0]) if bias is None else bias for weight, bias in parts]
             has_bias = any(bias is not None for _, bias in parts)
-            return pack_linear(_scaled(weight, gain), torch.cat(biases) if has_bias else None, lm.precision)
+            bias = torch.cat(biases) if has_bias else None
+            return pack_linear(lm.reader(weight, gain), bias, lm.precision, "unit")
 
         self._attention_norm, gain = lm.make_norm(take("input_layernorm.weight"), config.rms_norm_eps)
         query, key, value = (projection(f"self_attn.{letter}_proj") for letter in "qkv")
@@ -250,42 +271,40 @@ class _Layer:
             self._query_key_gain = torch.cat(repeated).to(lm.dtype)
         self._eps = float(config.rms_norm_eps)
         weight, bias = projection("self_attn.o_proj")
-        self._output = pack_linear(self._by_group(weight.t()).t(), bias, lm.precision)
+        self._output = pack_linear(*lm.writer(self._by_group(weight.t()).t(), bias), lm.precision)
 
         self._mlp_norm, gain = lm.make_norm(take("post_attention_layernorm.weight"), config.rms_norm_eps)
         self._gate_up = fused([projection("mlp.gate_proj"), projection("mlp.up_proj")], gain)
-        self._down = pack_linear(*projection("mlp.down_proj"), lm.precision)
+        self._down = pack_linear(*lm.writer(*projection("mlp.down_proj")), lm.precision, "outliers")
 
     def __call__(
         self,
         rows: Tensor,
         rotations: Tensor,
-        start: int,
-        slots: Tensor,
+        write: Callable[[Tensor], object],
         keys: Tensor,
         values: Tensor,
         mask: Tensor | None,
     ) -> None:
-        count = rows.shape[0]
-        groups, kv_heads, head_dim = self._heads
-        qkv = self._qkv(self._attention_norm(rows)).view(count, groups + 2, kv_heads, head_dim)
-        rotated = qkv.view(count, -1, head_dim).narrow(1, 0, self._rotated)
+        """`write` takes the new positions' keys and values [n, 2, kv_heads, head_dim] into the cache; `keys` and
+        `values` [1, kv_heads, length, head_dim] are the cache with them."""
+        qkv = self._qkv(self._attention_norm(rows))
         if self._query_key_gain is not None:
-            normed = functional.rms_norm(rotated, (head_dim,), None, self._eps)
-            torch.mul(normed, self._query_key_gain, out=rotated)
+            heads = qkv.view(rows.shape[0], -1, self._head_dim).narrow(1, 0, len(self._query_key_gain))
+            normed = functional.rms_norm(heads, (self._head_dim,), None, self._eps)
+            torch.mul(normed, self._query_key_gain, out=heads)
         if self._rope is not None:
-            self._rope.rotate_(rotated, rotations)
-        slots.narrow(0, start, count).copy_(qkv.narrow(1, groups, 2))
-        stop = start + count
-        attended = _attend(qkv.narrow(1, 0, groups), keys.narrow(2, 0, stop), values.narrow(2, 0, stop), mask)
-        rows.add_(self._output(attended))
+            self._rope.rotate_(qkv, rotations)
+        queries, new = qkv.view(rows.shape[0], *self._shape).split_with_sizes(self._parts, 1)
+        write(new)
+        rows.add_(self._output(_attend(queries, keys, values, mask)))
         gate, up = self._gate_up(self._mlp_norm(rows)).chunk(2, 1)
         rows.add_(self._down(functional.silu(gate).mul_(up)))
 
     def _by_group(self, tensor: Tensor) -> Tensor:
         """[heads * head_dim, ...] with heads by key head and then group -> by group and then key head."""
-        groups, kv_heads, head_dim = self._heads
-        shaped = tensor.reshape(kv_heads, groups, head_dim, *tensor.shape[1:])
+        _, kv_heads, head_dim = self._shape
+        shaped = tensor.reshape(kv_heads, -1, head_dim, *tensor.shape[1:])
         return shaped.transpose(0, 1).reshape(tensor.shape)
 
 
@@ -310,24 +329,12 @@ def _folded(count: int, groups: int) -> bool:
     return count == 1 or count * groups <= 128
 
 
-class _Norm:
-    """Root mean square norm over the last dimension, times a gain unless that was folded into the next product."""
-
-    def __init__(self, gain: Tensor | None, width: int, eps: float) -> None:
-        self._gain = gain
-        self._shape = (width,)
-        self._eps = float(eps)
-        self._root_width = math.sqrt(width)
-        self._floor = torch.tensor(math.sqrt(eps * width))
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        if rows.device.type != "cpu" or rows.dtype != torch.float32:
-            return functional.rms_norm(rows, self._shape, self._gain, self._eps)
-        # Four small kernels where rms_norm takes eight on a CPU: x / sqrt(mean(x^2) + eps) is
-        # sqrt(width) * x / hypot(|x|, sqrt(eps * width)).
-        length = torch.linalg.vector_norm(rows, 2, 1, True)
-        normed = rows / length.hypot_(self._floor).div_(self._root_width)
-        return normed if self._gain is None else normed.mul_(self._gain)
+def _unit_norm(width: int, eps: float) -> Linear:
+    """Rows [n, width] to length 1, up to eps; times the gain and sqrt(width), left to the next product, that is the
+    root mean square norm. x / sqrt(mean(x^2) + eps) = sqrt(width) * x / hypot(|x|, sqrt(eps * width)) takes three
+    small kernels, where torch's rms_norm takes eight on a CPU."""
+    floor = torch.tensor(math.sqrt(eps * width))
+    return lambda rows: rows / torch.linalg.vector_norm(rows, 2, 1, True).hypot_(floor)
 
 
 def _context_length(config: Any) -> int:
@@ -337,10 +344,6 @@ def _context_length(config: Any) -> int:
         window = None
     length = int(config.max_position_embeddings)
     return length if window is None else min(length, int(window))
-
-
-def _scaled(weight: Tensor, gain: Tensor | None) -> Tensor:
-    return weight if gain is None else weight.float() * gain
 
 
 def _mapped(projection: tuple[Tensor, Tensor | None], change: Any) -> tuple[Tensor, Tensor | None]:

@@ -36,13 +36,15 @@ def pair_up(weight: Tensor, head_dim: int) -> Tensor:
 
 
 class Rope:
-    """Rotations by position, for as many positions as were asked for by `reach`, in a form that suits the activations.
+    """Rotations by position, for as many positions as were asked for by `reach`.
 
-    float32 on the CPU: complex64 [positions, 1, head_dim / 2]. Else [positions, 2, 1, head_dim]: cosines, signed sines.
+    They are applied to rows of `moved` heads that rotate and then `still` heads that do not, as wide as such a row, so
+    that a row is one flat multiplication. float32 on the CPU: complex numbers; else cosines and signed sines.
     """
 
-    def __init__(self, config: Any, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, config: Any, moved: int, still: int, device: torch.device, dtype: torch.dtype) -> None:
         self._frequencies, self._scaling = _frequencies(config)  # [head_dim / 2]
+        self._moved, self._still = moved, still
         self._device, self._dtype = device, dtype
         self._complex = dtype == torch.float32 and device.type == "cpu"
         self._table = torch.empty(0)
@@ -54,28 +56,35 @@ class Rope:
         angles = torch.arange(length, dtype=torch.float32)[:, None] * self._frequencies
         cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
         if self._complex:
-            self._table = torch.complex(cos, sin)[:, None]
+            self._table = torch.complex(cos, sin)[:, None]  # [length, 1, head_dim / 2]
         else:
             doubled = torch.stack([cos, cos], -1).flatten(1), torch.stack([-sin, sin], -1).flatten(1)
-            self._table = torch.stack(doubled, 1)[:, :, None].to(self._device, self._dtype)
+            self._table = torch.stack(doubled, 1)[:, :, None].to(self._device, self._dtype)  # [length, 2, 1, head_dim]
 
     def between(self, start: int, stop: int) -> Tensor:
-        """The rotations of positions start .. stop - 1."""
-        return self._table[start:stop]
+        """The rotations of positions start .. stop - 1, for `rotate_`."""
+        return self._widened(self._table[start:stop])
 
     def at(self, positions: Tensor) -> Tensor:
-        """The rotations of `positions` int64 [n]."""
-        return self._table[positions]
+        """The rotations of `positions` int64 [n], for `rotate_`."""
+        return self._widened(self._table[positions])
 
-    def rotate_(self, heads: Tensor, rotations: Tensor) -> None:
-        """Rotate `heads` [n, heads, head_dim] in place, row i by rotation i."""
-        count, number, width = heads.shape
-        pairs = heads.unflatten(2, (width // 2, 2))
+    def _widened(self, rows: Tensor) -> Tensor:
+        """[n, width / 2] complex, or [n, 2, width]: the same angle for every head that rotates, none for the others."""
+        *count, _, features = rows.shape
+        moved = rows.expand(*count, self._moved, features)
+        still = torch.ones_like(rows)
+        if not self._complex:
+            still[:, 1] = 0
+        return torch.cat([moved, still.expand(*count, self._still, features)], -2).flatten(-2)
+
+    def rotate_(self, rows: Tensor, rotations: Tensor) -> None:
+        """Rotate `rows` [n, width] in place, row i by rotation i."""
         if self._complex:
-            torch.view_as_complex(pairs).mul_(rotations)
+            rows.view(torch.complex64).mul_(rotations)
             return
-        swapped = pairs.flip(3).view(count, number, width)
-        heads.mul_(rotations[:, 0]).addcmul_(swapped, rotations[:, 1])
+        swapped = rows.unflatten(1, (-1, 2)).flip(2).flatten(1)
+        rows.mul_(rotations[:, 0]).addcmul_(swapped, rotations[:, 1])
 
 
 def _frequencies(config: Any) -> tuple[Tensor, float]:
