@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from specdemo.models import lean
 from specdemo.models.lean import LeanLM
+from specdemo.models.lean_layer import attend_by_products
 from specdemo.models.linear import best_cpu_precision, pack_linear, precision_obstacle
 from specdemo.models.rotation import rotate, rotate_blocks
 
@@ -356,3 +357,58 @@ def test_embedded_model_reads_text_as_transformers_does(embedded_folder: Path) -
     )
     assert_close(ours, expected)
     assert ours.argmax(-1).tolist() == expected.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("case", ["llama-9-over-3-heads", "llama-one-key-head", "qwen3-normed-heads"])
+def test_forwards_of_fixed_shape_are_the_same(case: str) -> None:
+    """What a CUDA graph records, step by step on the CPU: padded widths, positions as tensors, masks over the whole
+    buffer, rollback over what padding has written, and buffers used again."""
+    family, changes = MODELS[case]
+    model = tiny(family, **changes)
+    ids = some_ids(POSITIONS)
+    expected = reference(model, ids)
+    lm = LeanLM.from_transformers(model, case)
+    lm.graphs = True
+    for _ in range(2):
+        cache = lm.open(POSITIONS)
+        start = 0
+        for count in (33, 1, 3, 1, 30):  # the first is wider than any graph
+            kept = min(count, 2)
+            assert_close(cache.extend(ids[start : start + count], keep=kept), expected[start + count - kept :][:kept])
+            start += count
+        cache.truncate(35)
+        assert_close(cache.extend(ids[35:40], keep=5), expected[35:40])
+        assert_close(cache.extend(ids[40:], keep=32), expected[40:])
+        cache.close()
+
+
+def test_a_graph_that_cannot_be_recorded_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("Llama")
+    lm = LeanLM.from_transformers(model, "no graphs")
+    lm.graphs = True
+
+    def fail(self: object, ids: torch.Tensor, start: int) -> torch.Tensor:
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    monkeypatch.setattr("specdemo.models.lean.StaticForward.__call__", fail)
+    cache = lm.open(20)
+    assert_close(cache.extend(some_ids(20)[:9], keep=9), reference(model, some_ids(20))[:9])
+    assert lm.forward_path == "lean, eager (no CUDA graphs: operation not permitted)"
+    assert_close(cache.extend(some_ids(20)[9:], keep=11), reference(model, some_ids(20))[9:])
+
+
+def test_attention_by_products_is_attention() -> None:
+    generator = torch.Generator().manual_seed(4)
+    queries, keys, values = (torch.randn(1, 3, rows, 10, generator=generator) for rows in (6, 17, 17))
+    mask = torch.zeros(6, 17).masked_fill_(torch.rand(6, 17, generator=generator) < 0.4, -torch.inf)
+    expected = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    assert torch.allclose(attend_by_products(queries, keys, values, mask), expected, atol=1e-6)
+
+
+def test_old_files_with_frequencies_or_a_second_copy_of_tied_weights() -> None:
+    model = tiny("Llama", tie_word_embeddings=True)
+    state = dict(model.state_dict())
+    state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(3)
+    state["lm_head.weight"] = torch.zeros_like(state["lm_head.weight"])
+    ids = some_ids(9)
+    assert_close(LeanLM(model.config, state, "old").open(9).extend(ids, keep=9), reference(model, ids))

@@ -93,7 +93,7 @@ class PlainLinear:
     """torch's own product, any device."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self._weight = weight.to(dtype)
+        self._weight = weight.to(dtype).contiguous()
         self._bias = None if bias is None else bias.to(dtype)
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -47,27 +47,27 @@ class Rope:
         self._moved, self._still = moved, still
         self._device, self._dtype = device, dtype
         self._complex = dtype == torch.float32 and device.type == "cpu"
-        self._table = torch.empty(0)
+        self.table = torch.empty(0)
 
     def reach(self, length: int) -> None:
         """Make the rotations of positions 0 .. length - 1."""
-        if len(self._table) >= length:
+        if len(self.table) >= length:
             return
         angles = torch.arange(length, dtype=torch.float32)[:, None] * self._frequencies
         cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
         if self._complex:
-            self._table = torch.complex(cos, sin)[:, None]  # [length, 1, head_dim / 2]
+            self.table = torch.complex(cos, sin)[:, None]  # [length, 1, head_dim / 2]
         else:
             doubled = torch.stack([cos, cos], -1).flatten(1), torch.stack([-sin, sin], -1).flatten(1)
-            self._table = torch.stack(doubled, 1)[:, :, None].to(self._device, self._dtype)  # [length, 2, 1, head_dim]
+            self.table = torch.stack(doubled, 1)[:, :, None].to(self._device, self._dtype)  # [length, 2, 1, head_dim]
 
     def between(self, start: int, stop: int) -> Tensor:
         """The rotations of positions start .. stop - 1, for `rotate_`."""
-        return self._widened(self._table[start:stop])
+        return self._widened(self.table[start:stop])
 
-    def at(self, positions: Tensor) -> Tensor:
-        """The rotations of `positions` int64 [n], for `rotate_`."""
-        return self._widened(self._table[positions])
+    def at(self, positions: Tensor, table: Tensor) -> Tensor:
+        """The rotations of `positions` int64 [n], for `rotate_`, out of a `table` that this object has or had."""
+        return self._widened(table[positions])
 
     def _widened(self, rows: Tensor) -> Tensor:
         """[n, width / 2] complex, or [n, 2, width]: the same angle for every head that rotates, none for the others."""
