@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of training between two checkpoints, each with a line of figures (default: 180)",
     )
     parser.add_argument(
-        "--slots", type=int, default=0, metavar="N", help="texts written at once (default: 32, on a card 256)"
+        "--slots", type=int, default=0, metavar="N", help="texts written at once (default: 64, on a card 256)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="equal seeds repeat (default: 0)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default: auto)")
@@ -150,7 +150,7 @@ def _generated(
     def report(done: int, total: int) -> None:
         bar(f"Writing training text: {done:,} of {total:,} tokens", min(1.0, done / total))
 
-    slots = args.slots or (256 if device.type == "cuda" else 32)
+    slots = args.slots or (256 if device.type == "cuda" else 64)
     data = Path(args.out) / _WORK / "data"
     ends = eos_ids(target, tokenizer)
     shard = max(500, min(50_000, args.tokens // 20))
