@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .lean_layer import folded
-
-if TYPE_CHECKING:
-    from .lean import LeanLM
-    from .lean_buffers import LeanBuffers
+from .lean_buffers import LeanBuffers
+from .lean_layer import Decoder, folded
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 """Positions per forward; a call is padded to the next."""
@@ -33,7 +29,7 @@ class StaticForward:
     It records itself at the first call on a CUDA device and computes step by step elsewhere, with the same result.
     """
 
-    def __init__(self, lm: LeanLM, buffers: LeanBuffers, width: int) -> None:
+    def __init__(self, lm: Decoder, buffers: LeanBuffers, width: int) -> None:
         self._lm = lm
         self._keys_values = buffers.keys_values
         self._rotations = lm.rope.table  # a longer one may replace it; the graph keeps reading this one

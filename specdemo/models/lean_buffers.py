@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from .lean_layer import folded
-
-if TYPE_CHECKING:
-    from .cuda_graphs import StaticForward
-    from .lean import LeanLM
+from .lean_layer import Decoder, folded
 
 
 class LeanBuffers:
     """Keys and values of every layer for a number of positions: [layers, positions, 2, kv_heads, head_dim]."""
 
-    def __init__(self, lm: LeanLM, positions: int) -> None:
+    def __init__(self, lm: Decoder, positions: int) -> None:
         shape = (len(lm.layers), positions, 2, lm.num_kv_heads, lm.head_dim)
         self.positions = positions
         self.keys_values = torch.zeros(shape, device=lm.device, dtype=lm.dtype)
-        self.static: dict[int, StaticForward] = {}  # by width; they read and write this very memory
+        self.static: dict[int, Callable[[Tensor, int], Tensor]] = {}  # by width: forwards recorded over this memory
         self._groups = lm.groups
         self._masks: dict[int, Tensor] = {}
 

@@ -10,25 +10,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from .linear import Linear, pack_linear
-from .rope import pair_up
-
-if TYPE_CHECKING:
-    from .lean import LeanLM
+from .rope import Rope, pair_up
 
 _FOLDED_QUERIES = 128
+
+
+class Decoder(Protocol):
+    """What layers, buffers and recorded forwards need of the model that they are parts of: see `lean.LeanLM`."""
+
+    precision: str
+    device: torch.device
+    dtype: torch.dtype
+    groups: int  # query heads that share a key head
+    num_kv_heads: int
+    head_dim: int
+    rope: Rope
+    layers: list[LeanLayer]
+    norm: Linear
+    head: Linear
+
+    def embed(self, ids: Tensor) -> Tensor: ...
+
+    def make_norm(self, gain: Tensor, eps: float) -> tuple[Linear, Tensor | None]: ...
+
+    def reader(self, weight: Tensor, gain: Tensor | None) -> Tensor: ...
+
+    def writer(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]: ...
 
 
 class LeanLayer:
     """The weights of layer `index`, taken out of `state`; a call changes the residual stream in place."""
 
-    def __init__(self, lm: LeanLM, config: Any, index: int, state: dict[str, Tensor]) -> None:
+    def __init__(self, lm: Decoder, config: Any, index: int, state: dict[str, Tensor]) -> None:
         prefix = f"model.layers.{index}."
         self._shape = (lm.groups + 2, lm.num_kv_heads, lm.head_dim)
         self._head_dim = lm.head_dim
