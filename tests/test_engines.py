@@ -33,13 +33,16 @@ from torch import Tensor
 
 from specdemo import clock
 from specdemo.drafters.base import Drafter, Proposal
+from specdemo.engines import report
 from specdemo.engines.draft_length import PROBE_EVERY, AdaptiveDraftLength, FixedDraftLength
 from specdemo.engines.job import Job
+from specdemo.engines.report import explain
 from specdemo.engines.speculative import speculative
 from specdemo.engines.standard import standard
 from specdemo.errors import BadRequest
-from specdemo.events import Event, Finished, Prefilled, Started, Verified
+from specdemo.events import Event, Prefilled, Started, Verified
 from specdemo.metrics import fold
+from specdemo.sampling import Purpose, draw, uniform
 from specdemo.settings import Settings
 from specdemo.text import TokenText
 
@@ -493,6 +496,50 @@ def test_a_judged_token_was_accepted_because_its_uniform_was_below_its_acceptanc
     assert judged > 30
 
 
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_an_extra_token_is_drawn_at_its_own_positions_uniform(verification: Any) -> None:
+    """So that whatever led to a position, the same distribution there gives the same token."""
+    table = random_table(1, V)
+    small = table + 0.5 * random_table(2, V)
+    settings = Settings(max_new_tokens=60, draft_length=3, temperature=1.0, seed=8, verification=verification)
+    events = decode(
+        make_job(TableLM(table, context=99), [0, 1], settings, LETTERS), "speculative", TableLM(small, context=99)
+    )
+    tokens = [0, 1, shown_ids(events)[0]]
+    kinds = []
+    for _, verified in rounds(events):
+        tokens += [token.id for token in verified.judged][: verified.num_accepted]
+        p, q = table[tokens[-2], tokens[-1]].softmax(-1), small[tokens[-2], tokens[-1]].softmax(-1)
+        assert verified.extra is not None
+        if verified.extra_kind == "bonus" or verification == "token":
+            weights = p if verified.extra_kind == "bonus" else (p.double() - q.double()).clamp(min=0)
+            u = uniform(settings.seed, len(tokens), Purpose.TARGET)
+            assert int(draw(weights, u)) == verified.extra.id
+            kinds.append(verified.extra_kind)
+        tokens.append(verified.extra.id)
+    assert kinds.count("bonus") >= 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_pitfall_09_a_drafted_token_is_judged_with_the_penalty_on_the_draft_before_it(temperature: float) -> None:
+    """The target wants 3 for ever and says 4, 5, ... only because 3 was said. A draft 3, 3, 3 keeps one 3."""
+    table = torch.tensor([0.0, 0.0, 0.0, 80.0, 70.0, 60.0, *[0.0] * (V - 6)]).expand(V, V, V)
+    settings = Settings(max_new_tokens=5, draft_length=3, temperature=temperature, repetition_penalty=4.0)
+    events, _ = watched(TableLM(table), settings, [[4, 4, 4]])
+    (_, verified), *_ = rounds(events)
+    assert fates(verified) == ["accepted", "rejected", "discarded"]
+    plain = decode(make_job(TableLM(table), [0, 1], settings, LETTERS))
+    assert outcome(events).token_ids == outcome(plain).token_ids == (3, 4, 5, 3, 3)
+
+
+def test_pitfall_14_hidden_tokens_are_counted_though_they_have_no_text() -> None:
+    text = TokenText(byte_level_tokenizer("abcdefgh", special=["<think>", "</think>", "<s>", "</s>"]))
+    events, _ = watched(TableLM(COUNTING), Settings(max_new_tokens=5, draft_length=2), [[3, 4]], text=text)
+    assert outcome(events).text == shown_text(events) == "abc"
+    assert outcome(events).token_ids == (2, 3, 4, 5, 6)
+    assert fold(events).tokens == 5
+
+
 # The clock, as the engines use it
 
 
@@ -521,6 +568,23 @@ def test_pitfall_18_time_suspended_at_a_yield_is_not_counted(method: str, monkey
     assert ts == sorted(ts)
     assert ts[0] == 0.0
     assert 0.0 < ts[-1] < 1.0
+
+
+def test_pitfall_18_what_only_a_reader_needs_costs_the_lane_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, explained = FakeTime(), 0
+    monkeypatch.setattr(clock, "time", time)
+
+    def slow(*arguments: Any) -> Any:
+        nonlocal explained
+        explained += 1
+        time.now += 1000.0
+        return explain(*arguments)
+
+    monkeypatch.setattr(report, "explain", slow)
+    job = make_job(TableLM(COUNTING), [0, 1], Settings(max_new_tokens=9, draft_length=2), LETTERS)
+    events = decode(job, "speculative", TableLM(COUNTING))
+    assert explained == 2 * len(rounds(events)) + 1
+    assert outcome(events).t < 1.0
 
 
 def test_pitfall_16_a_rounds_time_is_in_its_own_phases_and_not_in_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -767,5 +831,12 @@ def test_an_adaptive_run_uses_several_lengths_and_is_still_exact() -> None:
     events = decode(make_job(target, [0, 1], settings, LETTERS), "speculative", draft)
     plain = decode(make_job(target, [0, 1], settings, LETTERS))
     assert outcome(events).token_ids == outcome(plain).token_ids
-    assert len({len(drafted.tokens) for drafted, _ in rounds(events)}) >= 3
-    assert isinstance(events[-1], Finished)
+    lengths = AdaptiveDraftLength(8, 0.1)
+    lengths.observe(0, 0)  # the prefill
+    done, chosen = 1, []
+    for drafted, verified in rounds(events):
+        chosen.append(lengths.next())
+        assert len(drafted.tokens) == min(chosen[-1], 60 - done - 1)
+        lengths.observe(len(drafted.tokens), verified.num_accepted)
+        done += emitted(verified)
+    assert len(set(chosen)) >= 3
