@@ -163,6 +163,12 @@ def test_pitfall_22_bytes_that_never_become_a_character_do_not_stall_the_stream(
     assert "\ufffd" in "".join(added[:5])
 
 
+def test_pitfall_22_half_a_character_that_a_word_cuts_off_stands_before_the_word() -> None:
+    tokenizer = TOKENIZERS["sentencepiece"]
+    ids = tokenizer.convert_tokens_to_ids(["▁it", "<0xE6>", "<0xBC>", "▁the"])
+    assert stream(TokenText(tokenizer), ids) == ["it", "", "", "\ufffd the", ""]
+
+
 # Spaces, newlines, special tokens
 
 
