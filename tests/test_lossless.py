@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 TEXT = TokenText(byte_level_tokenizer((chr(0x100 + id) for id in range(3, 96)), special=["<pad>", "<s>", "</s>"]))
 PROMPT = [1, *[10, 20, 30, 40, 50, 60] * 2, 10, 20]
-LENGTH = 30
+LENGTH = 24
 
 
 def generated(model: Any, prompt: list[int], **options: Any) -> tuple[int, ...]:
