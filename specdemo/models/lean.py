@@ -68,6 +68,7 @@ class LeanLM:
         self.forward_path = "lean, CUDA graphs" if self.graphs else "lean"
         self.dtype = activation_dtype(precision, self.device)
         self.rotated = precision == "int8"
+        self.even_attention = precision == "int8"  # rounding to 8 bits makes much of a difference in a last bit
         self.vocab_size = min(vocab_size or head.shape[0], head.shape[0])
         self.vocab_ids = vocab_ids
         self.context_length = _context_length(config)
@@ -81,6 +82,9 @@ class LeanLM:
         self.head = pack_linear(self.reader(head[: self.vocab_size], gain), None, precision, "unit")
         if state:
             raise ValueError(f"{name}: the lean forward has no place for {', '.join(sorted(state)[:3])}")
+        self._rotation: Linear | None = None
+        if self.rotated:
+            self._rotation = pack_linear(rotate(torch.eye(config.hidden_size)).t(), None, "float32")
         self._pool: list[LeanBuffers] = []
 
     @classmethod
@@ -129,17 +133,17 @@ class LeanLM:
 
     def forward(self, ids: Tensor, start: int, buffers: LeanBuffers) -> Tensor:
         """Hidden states [n, hidden] after the last layer and norm, for `ids` int64 [n] at positions start, ..."""
-        stop = start + ids.shape[0]
-        mask = buffers.causal_mask(start, ids.shape[0])
-        rows, rotations = self.embed(ids), self.rope.between(start, stop)
-        for layer, slots, keys, values in zip(self.layers, *buffers.views(start, stop), strict=True):
+        count = ids.shape[0]
+        mask = buffers.causal_mask(start, count)
+        rows, rotations = self.embed(ids), self.rope.between(start, start + count)
+        for layer, slots, keys, values in zip(self.layers, *buffers.views(start, count), strict=True):
             layer(rows, rotations, slots.copy_, keys, values, mask)
         return self.norm(rows)
 
     def embed(self, ids: Tensor) -> Tensor:
         """The residual stream [n, hidden] before the first layer."""
         rows = functional.embedding(ids, self.embedding).to(self.dtype)
-        return rotate(rows) if self.rotated else rows
+        return rows if self._rotation is None else self._rotation(rows)
 
     def static_forward(self, ids: Tensor, start: int, buffers: LeanBuffers) -> Tensor:
         """Logits float32 [width >= n, vocab_size] by a recorded graph, of which the first n rows mean something. The
@@ -181,6 +185,7 @@ class LeanCache:
         self._lm = lm
         self._capacity = capacity
         self._buffers: LeanBuffers | None = buffers
+        buffers.begin(capacity)
         self._cached = 0
 
     @property

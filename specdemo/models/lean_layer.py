@@ -31,6 +31,7 @@ class Decoder(Protocol):
     groups: int  # query heads that share a key head
     num_kv_heads: int
     head_dim: int
+    even_attention: bool  # see `lean_buffers`
     rope: Rope
     layers: list[LeanLayer]
     norm: Linear
@@ -127,12 +128,16 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
     """
     count, groups, kv_heads, head_dim = queries.shape
     if folded(count, groups):
-        block = queries.reshape(1, count * groups, kv_heads, head_dim).transpose(1, 2)
+        rows = count * groups
+        block = queries.reshape(rows, kv_heads, head_dim)
+        if mask is not None and len(mask) > rows:
+            block = functional.pad(block, (0, 0, 0, 0, 0, len(mask) - rows))
+        block = block.transpose(0, 1)[None]
         if mask is not None and keys.is_cuda:
             attended = attend_by_products(block, keys, values, mask)
         else:
             attended = functional.scaled_dot_product_attention(block, keys, values, attn_mask=mask)
-        return attended.transpose(1, 2).reshape(count, -1)
+        return attended.transpose(1, 2).narrow(1, 0, rows).reshape(count, -1)
     batched = queries.permute(1, 2, 0, 3)
     keys, values = keys.expand(groups, -1, -1, -1), values.expand(groups, -1, -1, -1)
     attended = functional.scaled_dot_product_attention(batched, keys, values, attn_mask=mask)
