@@ -22,6 +22,9 @@ from .wiring import Circuit
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 
+_HOLD_OFFSETS_EVERY = 8  # steps: the one projection that costs something, and steps are small
+_OFFSETS_RATE = 0.3  # of the learning rate: a rare token's few gradients would throw it far
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -125,12 +128,14 @@ def train(
                 first = progress.batch * recipe.workers
                 together = [collate(corpus, group) for group in groups[first : first + recipe.workers]]
                 for parameters in optimizer.param_groups:
-                    parameters["lr"] = recipe.learning_rate * schedule(spent(), recipe)
+                    parameters["lr"] = parameters["share"] * recipe.learning_rate * schedule(spent(), recipe)
                 _backward(student, together, pool)
                 torch.nn.utils.clip_grad_norm_(student.parameters(), recipe.clip)
                 optimizer.step()
                 if circuit is not None and spent() < recipe.release:
                     circuit.hold(student)
+                    if progress.step % _HOLD_OFFSETS_EVERY == 0:
+                        circuit.hold_offsets(student)
                 progress.step += 1
                 progress.batch += 1
                 progress.tokens += sum(batch.tokens for batch in together)
@@ -177,9 +182,12 @@ def _one_thread_each(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _optimizer(student: Student, recipe: Recipe) -> torch.optim.Optimizer:
-    matrices = [p for p in student.parameters() if p.dim() > 1]
-    vectors = [p for p in student.parameters() if p.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    rest = [p for name, p in student.named_parameters() if name != "offsets"]
+    groups = [
+        {"params": [p for p in rest if p.dim() > 1], "weight_decay": recipe.weight_decay, "share": 1.0},
+        {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0, "share": 1.0},
+        {"params": [student.offsets], "weight_decay": 0.0, "share": _OFFSETS_RATE},
+    ]
     return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98), eps=1e-8, fused=True)
 
 

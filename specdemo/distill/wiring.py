@@ -68,6 +68,11 @@ class Circuit:
         # the states grow as the rest learns, and the norm before the last layer would shrink the fingerprints with them
         last.qkv[self.rows] = self.last_qkv * (typical_size(student, self.frequency) / self.size)
 
+    @torch.no_grad()
+    def hold_offsets(self, student: Student) -> None:
+        """The same for what offsets of embeddings would write into the rooms."""
+        student.offsets.sub_((student.offsets @ self.taken) @ self.taken.T)
+
 
 def fold_norms(layer: Layer) -> None:
     """Move the norms' gains into the projections behind them, so that all weights are of a like size for AdamW."""
@@ -202,7 +207,7 @@ def typical_size(student: Student, frequency: Tensor) -> float:
         .view(8, 32)
         .to(student.norm.device)
     )
-    x = student.embeddings[ids]
+    x = student.embed(ids)
     cos, sin = rotary_tables(32, student.shape.head_dim, student.shape.rope_theta, x.device)
     for layer in list(student.layers)[:-1]:
         assert isinstance(layer, Layer)
