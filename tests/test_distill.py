@@ -317,10 +317,19 @@ def test_rounds_are_counted_as_decoding_would() -> None:
 # The files
 
 
+def with_offsets(target: Path, corpus: Corpus) -> Student:
+    """As trained: the embeddings' offsets are no longer zero."""
+    student = fresh(target, corpus)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        student.offsets.copy_(0.3 * student.embeddings.std() * torch.randn(student.offsets.shape, generator=generator))
+    return student
+
+
 @pytest.fixture(scope="module")
 def draft(target: Path, shards: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus = load(shards)
-    student = fresh(target, corpus)
+    student = with_offsets(target, corpus)
     folder = tmp_path_factory.mktemp("draft")
     export_draft(student, folder, "tiny", 512, [corpus.text(i) for i in range(16)])
     return folder
@@ -328,7 +337,7 @@ def draft(target: Path, shards: list[Path], tmp_path_factory: pytest.TempPathFac
 
 def test_a_loaded_draft_scores_as_the_one_that_was_trained(target: Path, draft: Path, shards: list[Path]) -> None:
     corpus = load(shards)
-    student = fresh(target, corpus)
+    student = with_offsets(target, corpus)
     batch = collate(corpus, [3])
     lm = load_draft(draft, target_parts(target).embeddings)
     assert lm.vocab_ids is not None

@@ -43,10 +43,10 @@ def write_card(folder: Path, config: DraftConfig, story: Story) -> None:
 A small Llama that proposes tokens for {config.target} to verify (speculative decoding). It cannot be used without its
 target: it reads the target's token embeddings and scores {config.draft_vocab_size:,} of its
 {config.target_vocab_size:,} ids with rows of the same table. Both are shared with the target in memory and are not in
-this folder.
+this folder. To the embeddings of the ids that it scores it adds offsets of its own.
 
 - `{CONFIG}`: sizes, target, hash of the weights
-- `{WEIGHTS}`: {size / 1e6:.1f} MB; layers in 8 bits with a scale per row, the vocabulary's ids
+- `{WEIGHTS}`: {size / 1e6:.1f} MB; layers and offsets in 8 bits with a scale per row, the vocabulary's ids
 
 | | |
 |---|---|
@@ -63,10 +63,10 @@ Of the {looked} prompts of the evaluation suite, {found} occur in it.
 ## Recipe
 
 Started from {start}.
-AdamW, peak learning rate {story.recipe.learning_rate:g}, about {story.recipe.tokens_per_batch:,} tokens a batch, the
-rate falling to zero as the time runs out; cross-entropy against the target's four likeliest tokens at every token of
-the answers. {story.progress.tokens:,} tokens seen ({story.progress.step:,} steps,
-{story.progress.seconds / 60:.0f} minutes).
+What is learned are the layers, the final norm and the offsets. AdamW, peak learning rate
+{story.recipe.learning_rate:g}, about {story.recipe.tokens_per_batch:,} tokens a batch, the rate falling to zero as the
+time runs out; cross-entropy against the target's four likeliest tokens at every token of the answers.
+{story.progress.tokens:,} tokens seen ({story.progress.step:,} steps, {story.progress.seconds / 60:.0f} minutes).
 
 ## Figures
 

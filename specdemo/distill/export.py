@@ -1,7 +1,7 @@
 """A trained draft as files: the small one that the package reads, and a plain Llama folder that anything reads.
 
-The plain folder is the same draft with a whole vocabulary: the target's embeddings to read, and a head as large, in
-which the ids outside the reduced vocabulary have a row that scores them far below all others.
+The plain folder is the same draft with a whole vocabulary: the target's embeddings to read, the draft's offsets added,
+and a head as large, in which the ids outside the reduced vocabulary have a row that scores them far below all others.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ def export_draft(
         license=license,
     )
     floor = floor_row(torch.cat([_states(student, text) for text in texts]))
-    write_draft(folder, config, layer_tensors(student), student.vocab_ids.cpu(), floor, student.embeddings.cpu())
+    offsets = student.offsets.detach()
+    write_draft(
+        folder, config, layer_tensors(student), student.vocab_ids.cpu(), offsets, floor, student.embeddings.cpu()
+    )
     return config
 
 
@@ -91,6 +94,7 @@ def export_plain(draft: Path, target: Path, folder: Path) -> None:
     embeddings = target_parts(target).embeddings
     head = stored.floor.expand(len(embeddings), -1).clone()
     head[stored.vocab_ids] = embeddings[stored.vocab_ids]
+    embeddings[stored.vocab_ids] += stored.offsets
     tensors = {**layers, "model.embed_tokens.weight": embeddings, "lm_head.weight": head}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(

@@ -40,8 +40,10 @@ class LeanLM:
 
     `state` maps transformers' parameter names to tensors on one device, and is emptied while the weights are packed, so
     that a caller who keeps no other reference never holds them twice. `lm_head.weight` may have any number of rows;
-    without it the embedding serves (tied weights). `config` is the transformers configuration. Raises ValueError when
-    the model is not of a known family or the state holds a tensor that has no place.
+    without it the embedding serves (tied weights). `config` is the transformers configuration. vocab_ids: the ids that
+    the columns of the logits are, where they are not their index; `embedding_offsets` [their number, hidden], if given,
+    is added to these ids' embeddings. Raises ValueError when the model is not of a known family or the state holds a
+    tensor that has no place.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LeanLM:
         precision: str = "float32",
         vocab_size: int | None = None,
         vocab_ids: Tensor | None = None,
+        embedding_offsets: Tensor | None = None,
     ) -> None:
         self.embedding = state.pop("model.embed_tokens.weight")  # [rows, hidden], in the dtype it was loaded in
         self.device = self.embedding.device
@@ -85,6 +88,11 @@ class LeanLM:
         self._rotation: Linear | None = None
         if self.rotated:
             self._rotation = pack_linear(rotate(torch.eye(config.hidden_size)).t(), None, "float32")
+        self._offsets: Tensor | None = None  # [ids with an offset, and a last row of zeros; hidden]
+        if vocab_ids is not None and embedding_offsets is not None:
+            self._offsets = functional.pad(embedding_offsets.to(self.dtype), (0, 0, 0, 1))
+            self._offset_of = torch.full((self.embedding.shape[0],), len(vocab_ids), device=self.device)
+            self._offset_of[vocab_ids] = torch.arange(len(vocab_ids), device=self.device)
         self._pool: list[LeanBuffers] = []
 
     @classmethod
@@ -143,6 +151,8 @@ class LeanLM:
     def embed(self, ids: Tensor) -> Tensor:
         """The residual stream [n, hidden] before the first layer."""
         rows = functional.embedding(ids, self.embedding).to(self.dtype)
+        if self._offsets is not None:
+            rows = rows + functional.embedding(self._offset_of[ids], self._offsets)
         return rows if self._rotation is None else self._rotation(rows)
 
     def static_forward(self, ids: Tensor, start: int, buffers: LeanBuffers) -> Tensor:

@@ -1,8 +1,9 @@
 """A distilled draft: its own small layers, the target's embeddings, and a head over the ids it proposes.
 
 Most of a small model's weights are its embedding table and its head. A draft reads the target's embeddings, which are
-in memory anyway, and scores a reduced vocabulary with some rows of the same table, so only its layers are stored:
-8-bit, one scale per row. It is an ordinary Llama otherwise, with a cache of its own, and runs on the lean forward.
+in memory anyway, and scores a reduced vocabulary with some rows of the same table, so only its layers are stored, and
+what it adds to the embeddings of that vocabulary: 8-bit, one scale per row. It is an ordinary Llama otherwise, with a
+cache of its own, and runs on the lean forward.
 Outside the reduced vocabulary q is 0; `vocab_ids` tells which of the target's ids each column of its logits is.
 
 A draft's folder holds `config.json` and `draft.safetensors` (see `write_draft`), and a model card for people.
@@ -31,7 +32,7 @@ SHIPPED = Path(__file__).parent.parent / "weights"
 CONFIG, WEIGHTS = "config.json", "draft.safetensors"
 
 _FORMAT = "specdemo-draft-1"
-_SCALE = ".scale"
+_SCALE, _OFFSETS = ".scale", "offsets"
 _CHECKED_ROWS = 16
 _TOLERANCE = 0.02  # 16-bit roundings of one target differ by less, two targets by more
 
@@ -87,13 +88,15 @@ class StoredDraft:
     """What a draft's folder holds.
 
     layers: transformers' parameter names -> float32 tensors, without embedding and head. vocab_ids: int64
-    [draft_vocab_size], ascending. floor: [hidden], a head row whose score lies far below those of the vocabulary, for
-    a head over all ids. target_rows: some rows of the target's embeddings, to tell another target's from them.
+    [draft_vocab_size], ascending. offsets: [draft_vocab_size, hidden], added to these ids' embeddings; zero in a file
+    that has none. floor: [hidden], a head row whose score lies far below those of the vocabulary, for a head over all
+    ids. target_rows: some rows of the target's embeddings, to tell another target's from them.
     """
 
     config: DraftConfig
     layers: dict[str, Tensor]
     vocab_ids: Tensor
+    offsets: Tensor
     floor: Tensor
     target_rows: Tensor
 
@@ -103,12 +106,13 @@ def write_draft(
     config: DraftConfig,
     layers: Mapping[str, Tensor],
     vocab_ids: Tensor,
+    offsets: Tensor,
     floor: Tensor,
     embeddings: Tensor,
 ) -> None:
     """Write a draft's two files; see `StoredDraft`. embeddings: the target's, [target_vocab_size, hidden]."""
     stored: dict[str, Tensor] = {"vocab_ids": vocab_ids.to(torch.int32), "floor": floor.float()}
-    for name, tensor in layers.items():
+    for name, tensor in {**layers, _OFFSETS: offsets}.items():
         stored |= _quantize(name, tensor)
     stored["target_rows"] = embeddings[_checked_ids(len(embeddings))].to(torch.float16)
     data = save({name: tensor.cpu().contiguous() for name, tensor in stored.items()}, {"format": "pt"})
@@ -133,7 +137,8 @@ def read_draft(folder: Path) -> StoredDraft:
     stored = load(data)
     vocab_ids, floor, rows = (stored.pop(name) for name in ("vocab_ids", "floor", "target_rows"))
     layers = {name: _widen(name, stored) for name in stored if not name.endswith(_SCALE)}
-    return StoredDraft(config, layers, vocab_ids.long(), floor, rows.float())
+    none = torch.zeros(len(vocab_ids), config.hidden_size)
+    return StoredDraft(config, layers, vocab_ids.long(), layers.pop(_OFFSETS, none), floor, rows.float())
 
 
 def load_draft(
@@ -145,7 +150,7 @@ def load_draft(
     draft beyond them are dropped. Raises ModelUnavailable, also where the embeddings are another target's.
     """
     stored = read_draft(folder)
-    config, vocab_ids = stored.config, stored.vocab_ids
+    config, vocab_ids, offsets = stored.config, stored.vocab_ids, stored.offsets
     ids = _checked_ids(config.target_vocab_size)
     if embeddings.shape != (config.target_vocab_size, config.hidden_size) or not torch.allclose(
         embeddings[ids.to(embeddings.device)].float().cpu(),
@@ -158,14 +163,14 @@ def load_draft(
             "for this target, or choose the method prompt-lookup, which needs none."
         )
     if vocab_size is not None:
-        vocab_ids = vocab_ids[vocab_ids < vocab_size]
+        offsets, vocab_ids = offsets[vocab_ids < vocab_size], vocab_ids[vocab_ids < vocab_size]
     device = embeddings.device
-    vocab_ids = vocab_ids.to(device)
+    offsets, vocab_ids = offsets.to(device), vocab_ids.to(device)
     state = {key: tensor.to(device) for key, tensor in stored.layers.items()}
     state["model.embed_tokens.weight"] = embeddings
     state["lm_head.weight"] = embeddings[vocab_ids].float()
     title = name or f"{config.target.rsplit('/', 1)[-1]} draft"
-    return LeanLM(config.llama(), state, title, precision, vocab_ids=vocab_ids)
+    return LeanLM(config.llama(), state, title, precision, vocab_ids=vocab_ids, embedding_offsets=offsets)
 
 
 def _checked_ids(vocab_size: int) -> Tensor:
