@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import pytest
@@ -33,6 +35,7 @@ from torch import Tensor
 
 from specdemo import clock
 from specdemo.drafters.base import Drafter, Proposal
+from specdemo.drafters.draft_model import LEAST_CONFIDENCE
 from specdemo.engines import report
 from specdemo.engines.draft_length import PROBE_EVERY, AdaptiveDraftLength, FixedDraftLength
 from specdemo.engines.job import Job
@@ -773,34 +776,33 @@ def test_a_fixed_length_is_fixed() -> None:
 
 
 @pytest.mark.parametrize("cost_ratio", [0.0, 0.05, 0.3])
-def test_an_adaptive_length_is_the_best_of_the_papers_formula(cost_ratio: float) -> None:
-    """Checked against the expected tokens and the cost of a round, added up term by term."""
+def test_an_adaptive_length_drafts_while_what_is_accepted_pays_for_what_is_drafted(cost_ratio: float) -> None:
     length = AdaptiveDraftLength(16, cost_ratio)
-    accepted, judged = 1.2, 2.0
-    for round_accepted in (3, 0, 0, 5, 1, 0, 0, 0, 2, 4, 4, 4):
-        alpha = min(accepted / judged, 0.99)
-        gains = [sum(alpha**i for i in range(k + 1)) / (1 + k * (cost_ratio + 0.02)) for k in range(17)]
-        k = length.next()
-        assert gains[k] == pytest.approx(max(gains))
-        if k:
-            kept = min(round_accepted, k)
-            length.observe(k, kept)
-            accepted, judged = 0.9 * accepted + kept, 0.9 * judged + min(kept + 1, k)
+    accepted, drafted = 1.2, 2.0
+    chosen = []
+    for round_accepted in (3, 0, 0, 5, 1, *[0] * 40, 4, 4, 4):
+        chosen.append(length.next())
+        if accepted >= (cost_ratio + 0.03) * drafted:
+            assert chosen[-1] == 16
         else:
-            length.observe(0, 0)
+            assert chosen[-1] <= 1
+        kept = min(round_accepted, chosen[-1])
+        length.observe(chosen[-1], kept)
+        if chosen[-1]:
+            accepted, drafted = 0.95 * accepted + kept, 0.95 * drafted + chosen[-1]
+    assert {0, 16} <= set(chosen)
 
 
-def test_an_adaptive_length_grows_when_all_is_accepted_and_shrinks_when_nothing_is() -> None:
+def test_an_adaptive_length_comes_back_when_a_probe_is_accepted() -> None:
     length = AdaptiveDraftLength(16, 0.1)
-    first = length.next()
-    for _ in range(30):
-        k = length.next()
-        length.observe(k, k)
-    assert length.next() > first
-    assert length.next() == 16
-    for _ in range(30):
-        length.observe(length.next(), 0)
-    assert length.next() < first
+    while length.next() == 16:
+        length.observe(16, 0)
+    lengths = []
+    for _ in range(200):
+        lengths.append(length.next())
+        length.observe(lengths[-1], lengths[-1])
+    assert lengths[0] == 0
+    assert lengths[-1] == 16
 
 
 def test_an_adaptive_length_of_0_tries_one_token_now_and_then() -> None:
@@ -824,19 +826,22 @@ def test_an_adaptive_length_never_leaves_its_bounds() -> None:
             length.observe(k, k)
 
 
-def test_an_adaptive_run_uses_several_lengths_and_is_still_exact() -> None:
+def test_an_adaptive_run_stops_drafting_where_it_is_unsure_and_is_still_exact() -> None:
     table = random_table(0, V)
     settings = Settings(max_new_tokens=60, draft_length=8, adaptive=True)
-    target, draft = TableLM(table, context=99), TableLM(table + 0.3 * random_table(1, V), context=99)
+    draft_table = 1.5 * table + 0.3 * random_table(1, V)
+    target, draft = TableLM(table, context=99), TableLM(draft_table, context=99)
     events = decode(make_job(target, [0, 1], settings, LETTERS), "speculative", draft)
     plain = decode(make_job(target, [0, 1], settings, LETTERS))
     assert outcome(events).token_ids == outcome(plain).token_ids
     lengths = AdaptiveDraftLength(8, 0.1)
-    lengths.observe(0, 0)  # the prefill
     done, chosen = 1, []
     for drafted, verified in rounds(events):
-        chosen.append(lengths.next())
-        assert len(drafted.tokens) == min(chosen[-1], 60 - done - 1)
+        longest = min(lengths.next(), 60 - done - 1)
+        confidences = list(accumulate((token.top[0].prob for token in drafted.tokens), mul))
+        assert all(confidence >= LEAST_CONFIDENCE for confidence in confidences[:-1])
+        assert len(drafted.tokens) == longest or confidences[-1] < LEAST_CONFIDENCE
+        chosen.append(len(drafted.tokens))
         lengths.observe(len(drafted.tokens), verified.num_accepted)
         done += emitted(verified)
     assert len(set(chosen)) >= 3

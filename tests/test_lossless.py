@@ -391,8 +391,11 @@ def test_sampled_ids_have_the_targets_distribution(method: str, verification: An
     assert sampled_p(method, verification) > ENOUGH
 
 
-def test_an_adaptive_draft_length_keeps_the_distribution() -> None:
-    assert sampled_p("speculative", "token", adaptive=True) > ENOUGH
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_an_adaptive_draft_length_keeps_the_distribution(verification: Any) -> None:
+    """With a draft that is now sure of its next token and now not: rounds of one to three tokens."""
+    draft_table = torch.tensor([0.5, 0.2, 0.3]).log() + random_table(2, VOCAB, scale=0.6)
+    assert sampled_p("speculative", verification, draft_table=draft_table, adaptive=True) > ENOUGH
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])

@@ -2,6 +2,10 @@
 
 It keeps its own cache beside the target's. After a round it forgets what was refused; what was committed without it
 (a recovered or bonus token, another drafter's tokens) it catches up on in its next forward.
+
+With an adaptive draft length it stops where all it has drafted is too unlikely to stand, by its own account. That
+account is the probability of its likeliest token, whichever was drawn: whether a token is proposed must not depend on
+the token itself, or the output would no longer be distributed as the target's.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from ..models.base import LanguageModel
 from ..sampling import Purpose, draw, penalise, round_salt, to_probs, uniform
 from ..settings import Settings
 from .base import Proposal, nothing_drafted
+
+LEAST_CONFIDENCE = 0.4  # that all tokens drafted so far stand, for another one to be drafted
 
 
 class DraftModel:
@@ -45,6 +51,7 @@ class DraftModel:
         probs: list[Tensor] = []  # each [V]
         rows: list[Tensor] = []  # each [1, columns]
         feed = self._tensor(tokens[self._cache.cached :])
+        confidence = 1.0
         for i in range(draft_length):
             logits = self._cache.extend(feed, keep=1)
             rows.append(logits.clone())
@@ -59,6 +66,10 @@ class DraftModel:
                 token = penalise(scores, self._settings, context).argmax(-1)
             drafted.append(token)
             feed = token
+            if self._settings.adaptive:
+                confidence *= float((logits.max() - logits.logsumexp(-1)).exp())
+                if confidence < LEAST_CONFIDENCE:
+                    break
         device = self._target.device
         return Proposal(
             tokens=torch.cat(drafted).to(device),
@@ -66,7 +77,7 @@ class DraftModel:
             origin="model",
             logits=torch.cat(rows),
             vocab_ids=self.model.vocab_ids,
-            forwards=draft_length,
+            forwards=len(drafted),
         )
 
     def observe(self, tokens: Sequence[int]) -> None:

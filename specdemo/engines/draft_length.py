@@ -1,15 +1,17 @@
-"""How many tokens to draft next: always K, or as many as the run so far says will pay.
+"""How many tokens a round may draft: always K, or up to K while drafting pays.
 
-State lives as long as one run and depends on its tokens alone, never on a clock, so equal runs draft alike.
+With an adaptive length each drafter stops by itself where its next guess is not worth its price: it knows best how sure
+it is. What is decided here is only whether drafting has been worth its price at all. State lives as long as one run and
+depends on its tokens alone, never on a clock, so equal runs draft alike.
 """
 
 from __future__ import annotations
 
 from ..settings import Settings
 
-PRIOR_ACCEPTED, PRIOR_JUDGED = 1.2, 2.0  # the belief before the first verdict: alpha 0.6, worth two tokens
-MEMORY = 0.9  # weight that a round's counts keep in the next round
-VERIFY_COST = 0.02  # what one more position adds to a target forward, as part of one forward
+PRIOR_ACCEPTED, PRIOR_DRAFTED = 1.2, 2.0  # the belief before the first verdict
+MEMORY = 0.95  # weight that a round's counts keep in the next round
+VERIFY_COST = 0.03  # what one more position adds to a target forward, as part of one forward
 PROBE_EVERY = 8  # rounds without a draft before one token is tried again
 
 
@@ -25,30 +27,29 @@ class FixedDraftLength:
 
 
 class AdaptiveDraftLength:
-    """The K up to `longest` with the best expected speedup (1 - a^(K+1)) / ((1 - a)(1 + K c)) (Leviathan et al. 2023,
-    Theorem 3.8), a estimated from recent verdicts. When drafting does not pay at all, one token is tried now and then.
+    """`longest` while recent drafts have paid, which is when the tokens accepted outnumber the forwards that drafting
+    cost: each accepted token saves one target forward, each drafted one costs `cost_ratio` + VERIFY_COST of one. When
+    they have not, one token is tried now and then.
     """
 
     def __init__(self, longest: int, cost_ratio: float) -> None:
         self._longest = longest
         self._cost = cost_ratio + VERIFY_COST
-        self._accepted, self._judged = PRIOR_ACCEPTED, PRIOR_JUDGED
+        self._accepted, self._drafted = PRIOR_ACCEPTED, PRIOR_DRAFTED
         self._idle = 0
 
     def next(self) -> int:
-        alpha = min(self._accepted / self._judged, 0.99)
-        speedups = [(1 - alpha ** (k + 1)) / ((1 - alpha) * (1 + k * self._cost)) for k in range(self._longest + 1)]
-        best = max(range(len(speedups)), key=speedups.__getitem__)
-        return min(1, self._longest) if best == 0 and self._idle >= PROBE_EVERY else best
+        if self._accepted >= self._cost * self._drafted:
+            return self._longest
+        return min(1, self._longest) if self._idle >= PROBE_EVERY else 0
 
     def observe(self, drafted: int, accepted: int) -> None:
         if drafted == 0:
             self._idle += 1
             return
         self._idle = 0
-        judged = min(accepted + 1, drafted)
         self._accepted = MEMORY * self._accepted + accepted
-        self._judged = MEMORY * self._judged + judged
+        self._drafted = MEMORY * self._drafted + drafted
 
 
 DraftLength = FixedDraftLength | AdaptiveDraftLength
