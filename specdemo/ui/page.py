@@ -25,6 +25,7 @@ from ..errors import BadRequest, SpecdemoError
 from ..events import Event, Failed
 from ..methods import METHODS
 from ..settings import MAX_DRAFT_LENGTH, Settings
+from .assets import script, static, strings
 from .view import RaceView, record
 
 LINE_ROOM = 8
@@ -253,41 +254,15 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def strings() -> dict[str, str]:
-    """The page's text, in English."""
-    return dict(_STRINGS)
-
-
-def _static(name: str) -> str:
-    return (files("specdemo") / "ui" / "static" / name).read_text(encoding="utf-8")
-
-
 def _examples() -> list[dict[str, str]]:
     lines = (files("specdemo") / "data" / "suite.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
-def _escaped(value: Any) -> str:
-    """JSON that is safe inside a script element."""
-    return json.dumps(value).replace("<", "\\u003c")
-
-
-_STRINGS: dict[str, str] = json.loads(_static("text.en.json"))
-
-_SCRIPTS = ("core.js", "lane.js", "stage.js", "parts.js")
-
-
-def script() -> str:
-    """Everything that the page runs in the browser, for the document's head."""
-    parts = [_static("core.js"), f"specdemo.strings = {_escaped(_STRINGS)};"]
-    parts += [_static(name) for name in _SCRIPTS[1:]]
-    return "<script>\n" + "\n".join(parts) + "\n</script>"
-
-
 def build(arena: Racer) -> gr.Blocks:
     """The page over an arena whose models may still be loading."""
     text, page = strings(), Page(arena)
-    head = script()
+    head = f"<script>\n{script()}\n</script>"
 
     def drawn(value: str, mount: str, **options: Any) -> gr.HTML:
         """A component that our script draws: its template is constant, so the value is never evaluated."""
@@ -403,7 +378,7 @@ def launch_options() -> dict[str, Any]:
     )
     return {
         "theme": theme,
-        "css": _static("page.css"),
+        "css": static("page.css"),
         "footer_links": [],
         "ssr_mode": False,
         "mcp_server": False,

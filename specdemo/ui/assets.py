@@ -1,0 +1,47 @@
+"""What the page is made of besides Gradio: its text in every language, its style, its scripts.
+
+The page puts them into the document's head; an exported run carries them in its own file.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+LANGUAGES = ("en", "zh")
+"""Each has a file text.LANGUAGE.json, all with the same keys. The first is the one that the server speaks."""
+
+LIVE_SCRIPTS = ("parts.js",)
+"""Modules that only make sense with a server behind them; an exported run leaves them out."""
+
+SCRIPTS = ("core.js", "lane.js", "stage.js", *LIVE_SCRIPTS)
+"""The page's modules in the order in which they run."""
+
+
+def static(name: str) -> str:
+    """A file of ui/static as text."""
+    return (files("specdemo") / "ui" / "static" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _texts(language: str) -> dict[str, str]:
+    texts: dict[str, str] = json.loads(static(f"text.{language}.json"))
+    return texts
+
+
+def strings(language: str = LANGUAGES[0]) -> dict[str, str]:
+    """The page's text in a language, by key."""
+    return dict(_texts(language))
+
+
+def escaped(value: Any) -> str:
+    """JSON that is safe inside a script element."""
+    return json.dumps(value).replace("<", "\\u003c")
+
+
+def script(names: tuple[str, ...] = SCRIPTS) -> str:
+    """The modules as one program, the text between the first and the rest."""
+    parts = [static(names[0]), f"specdemo.strings = {escaped(strings())};"]
+    return "\n".join([*parts, *map(static, names[1:])])
