@@ -207,7 +207,7 @@ def test_stopped_lanes_are_compared_as_far_as_both_got() -> None:
 def test_sampled_lanes_are_not_compared() -> None:
     log = records(two_lanes(list("abcd"), list("abxy")), greedy=False)
     assert not [record for record in log if record["k"] == "same"]
-    assert log[0] == {"k": "race", "budget": 64, "greedy": False}
+    assert log[0] == {"k": "race", "budget": 64, "greedy": False, "prompt": ""}
 
 
 def test_late_stop_cuts_between_the_units_that_the_browser_counts() -> None:

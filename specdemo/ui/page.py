@@ -13,7 +13,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Protocol
@@ -24,9 +24,12 @@ from ..arena import RaceRequest
 from ..errors import BadRequest, SpecdemoError
 from ..events import Event, Failed
 from ..methods import METHODS
-from ..settings import MAX_DRAFT_LENGTH, Settings
+from ..settings import MAX_DRAFT_LENGTH
+from . import api
 from .assets import script, static, strings
-from .view import RaceView, record
+from .form import race_request
+from .records import record
+from .view import RaceView
 
 LINE_ROOM = 8
 """Visitors who may wait; one more is told that the line is full."""
@@ -148,9 +151,12 @@ class Page:
 
     def race(self, visitor: str, values: Mapping[str, Any]) -> Generator[str, None, None]:
         """The log of one race, longer at every step. Whatever goes wrong becomes a sentence in it."""
+        yield from self._log(self._race(visitor, values))
+
+    def _log(self, pieces: Iterator[str]) -> Generator[str, None, None]:
         log = record("log", id=uuid.uuid4().hex)
         try:
-            for piece in self._race(visitor, values):
+            for piece in pieces:
                 log += piece
                 yield log
             return
@@ -176,6 +182,10 @@ class Page:
     def _race(self, visitor: str, values: Mapping[str, Any]) -> Iterator[str]:
         request = race_request(values)
         self.arena.check(request)
+        yield from self.in_turn(visitor, lambda: self._lanes(request, visitor))
+
+    def in_turn(self, visitor: str, run: Callable[[], Iterator[str]]) -> Generator[str, None, None]:
+        """The pieces of a run once it is the visitor's turn; before that, what the visitor waits for."""
         self._replace(visitor)
         self.line.join(visitor)
         self._stopped.discard(visitor)
@@ -183,14 +193,18 @@ class Page:
             if not (yield from self._wait(visitor)):
                 yield record("wait", why="stopped") + record("done", ok=False)
                 return
-            events = self.arena.race(request, visitor)
-            try:
-                yield from self._draw(events, RaceView(request.settings.max_new_tokens, request.settings.greedy))
-            finally:
-                if isinstance(events, Generator):
-                    events.close()  # now, not when it is collected: the models are free from here on
+            yield from run()
         finally:
             self.line.leave(visitor)
+
+    def _lanes(self, request: RaceRequest, visitor: str) -> Iterator[str]:
+        events = self.arena.race(request, visitor)
+        try:
+            settings = request.settings
+            yield from self._draw(events, RaceView(settings.max_new_tokens, settings.greedy, request.prompt))
+        finally:
+            if isinstance(events, Generator):
+                events.close()  # now, not when it is collected: the models are free from here on
 
     def _replace(self, visitor: str) -> None:
         """A visitor has one race at a time: a new one ends the old one, which a page that was cut off cannot stop."""
@@ -229,31 +243,6 @@ class Page:
         yield view.done(ok)
 
 
-def race_request(values: Mapping[str, Any]) -> RaceRequest:
-    """The form's raw values as a request. Raises BadRequest: what is no fit value here or in `Settings`."""
-    prompt, method, stop = (_text(values, name) for name in ("prompt", "method", "stop"))
-    if not isinstance(values.get("raw"), bool):
-        raise BadRequest(strings()["error_flag"].format(name=strings()["raw_label"]))
-    numbers = ("draft_length", "max_new_tokens", "top_k", "seed", "temperature", "top_p", "min_p", "repetition_penalty")
-    settings = Settings(
-        **{name: _plain(values.get(name)) for name in (*numbers, "adaptive", "verification", "ignore_eos")},
-        stop=tuple(line for line in stop.split("\n") if line),
-    )
-    return RaceRequest(prompt=prompt, settings=settings, method=method, raw=values["raw"])
-
-
-def _text(values: Mapping[str, Any], name: str) -> str:
-    value = values.get(name)
-    if not isinstance(value, str):
-        raise BadRequest(strings()["error_text"].format(name=strings()[f"{name}_label"]))
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """5.0 as 5: JSON from a browser does not tell them apart."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 def _examples() -> list[dict[str, str]]:
     lines = (files("specdemo") / "data" / "suite.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
@@ -262,6 +251,7 @@ def _examples() -> list[dict[str, str]]:
 def build(arena: Racer) -> gr.Blocks:
     """The page over an arena whose models may still be loading."""
     text, page = strings(), Page(arena)
+    calls = api.Calls(arena, page.in_turn, page.stop)
     head = f"<script>\n{script()}\n</script>"
 
     def drawn(value: str, mount: str, **options: Any) -> gr.HTML:
@@ -303,6 +293,7 @@ def build(arena: Racer) -> gr.Blocks:
 
         def leave(request: gr.Request) -> None:
             page.gone(request.session_hash or "")
+            calls.gone(request.session_hash or "")
 
         def tick() -> tuple[str, gr.Timer]:
             return page.status(), gr.Timer(active=page.loading())
@@ -320,6 +311,7 @@ def build(arena: Racer) -> gr.Blocks:
             concurrency_id="race",
             **quiet,
         ).then(None, js="() => specdemo.finished()", **quiet)
+        api.register(calls, concurrency_limit=LINE_ROOM + 2, concurrency_id="race")
         stop.click(halt, None, None, queue=False, **quiet)
         examples.pick(None, None, prompt, js="() => specdemo.picked", **quiet)
         gr.on([blocks.load, timer.tick], tick, None, [status, timer], queue=False, **quiet)

@@ -6,15 +6,19 @@ models or of pixels. The page's script replays the same records, so whatever the
 
 Records of a race; `k` is the kind, `l` the lane's index in LANES, `t` seconds of that lane's engine time:
 
-    race     budget, greedy: both lanes start empty
+    race     budget, greedy, prompt: both lanes start empty
     lane     method, target, precision, path, device, draft, notes: what runs in this lane
-    first    x: text of the token drawn by the prefill
+    first    x: text of the token drawn by the prefill, s: seconds of its phases [draft, verify, judge]
     round    n: round, j: [[text, fate], ...] of the drafted tokens, x: text of the extra token, e: its kind where the
-             round had a draft; fates are a(ccepted), r(ejected), d(iscarded), c(lipped)
+             round had a draft, s: seconds of its phases, c: the lane's tokens so far; fates are a(ccepted), r(ejected),
+             d(iscarded), c(lipped)
+    why      what a reader who asks about a token of that round is told: see `why`
     numbers  tokens, rounds, tps, ttft, acceptance, alpha, length: the lane's metrics so far, null where undefined
     ratio    v: the speedup so far, null before both lanes have tokens enough
     same     greedy races only. n: tokens compared, at: null or the index of the first difference, a, b: [id, text] of
              both lanes there, numerics: rounding can explain it, final: both lanes are done, cut: one was stopped
+    insight  what the whole race teaches: the fields of `insight.Insight`, the histogram of accepted lengths, and the
+             acceptance by position
     end      why, keep, add: the lane's output is the first `keep` UTF-16 units of what was drawn as kept, then `add`
     failed   message
     done     ok: nothing follows
@@ -24,11 +28,16 @@ The text is plain ASCII (everything else is escaped, `<` too), so a cut in the l
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from ..errors import BadRequest
 from ..events import Committed, Drafted, Event, Failed, Finished, Prefilled, Started, Verified
+from ..insight import insight
 from ..metrics import Fold, Metrics, first_divergence, speedup
+from .records import record, significant
+from .why import why_first, why_round
 
 LANES = ("standard", "speculative")
 
@@ -36,12 +45,6 @@ TOKENS_FOR_SPEEDUP = 8
 """Fewer tokens than this in either lane say little about its speed, so a running race shows no speedup yet."""
 
 _FATES = {"accepted": "a", "rejected": "r", "discarded": "d", "clipped": "c"}
-
-
-def record(kind: str, **fields: Any) -> str:
-    """One line of the log."""
-    line = json.dumps({"k": kind, **fields}, separators=(",", ":"), allow_nan=False)
-    return line.replace("<", "\\u003c") + "\n"
 
 
 class _Lane:
@@ -54,6 +57,9 @@ class _Lane:
         self.tokens: list[tuple[int, str]] = []  # committed: id and text
         self.t = 0.0
         self.exact = False  # float32: greedy lanes must agree
+        self.residual = False  # a recovered token is drawn from p - q
+        self.drafted: Drafted | None = None  # of the round that is not verified yet
+        self.drafting_rounds = 0
         self.ended = False
         self.cut = False  # stopped before its end
         self.dirty = False  # numbers not shown yet
@@ -66,14 +72,15 @@ class _Lane:
 class RaceView:
     """Reduces the events of one race. `add` takes them in any interleaving, `flush` returns the log's next piece."""
 
-    def __init__(self, budget: int, greedy: bool) -> None:
+    def __init__(self, budget: int, greedy: bool, prompt: str = "") -> None:
         self._lanes = {name: _Lane() for name in LANES}
         self._greedy = greedy
         self._ratio: float | None = None
-        self._lines = [record("race", budget=budget, greedy=greedy)]
+        self._lines = [record("race", budget=budget, greedy=greedy, prompt=prompt)]
 
     def add(self, event: Event) -> None:
-        """Take one event. Raises KeyError for a lane that the page does not have."""
+        """Take one event. Raises KeyError for a lane that the page does not have, BadRequest for a round of which the
+        draft is missing: a trace that was edited or cut."""
         lane = self._lanes[event.lane]
         lane.fold.add(event)
         lane.t, lane.dirty = event.t, True
@@ -81,14 +88,21 @@ class RaceView:
         match event:
             case Started():
                 lane.exact = event.target_precision == "float32"
+                lane.residual = not self._greedy and event.settings.get("verification") != "block"
                 self._lines.append(record("lane", **where, **_what_runs(event)))
             case Prefilled():
                 lane.commit(event.token.id, event.token.text)
-                self._lines.append(record("first", **where, x=event.token.text))
+                phases = _seconds(event.draft_s, event.target_s, 0.0)
+                self._lines.append(record("first", **where, x=event.token.text, s=phases))
+                self._lines.append(record("why", **where, **why_first(event)))
             case Drafted():
-                pass  # its tokens come again, judged, in the same round
+                lane.drafted = event  # its tokens come again, judged, in the same round
+                lane.drafting_rounds += bool(event.tokens)
             case Verified():
-                self._lines.append(record("round", **where, n=event.round, **_round(lane, event)))
+                drafted = _draft_of(event, lane.drafted)
+                phases = _seconds(drafted.draft_s, event.verify_s, event.judge_s)
+                self._lines.append(record("round", **where, n=event.round, s=phases, **_round(lane, event)))
+                self._lines.append(record("why", **where, **why_round(drafted, event, lane.residual)))
             case Finished():
                 lane.ended, lane.cut = True, event.finish_reason == "cancelled"
                 keep = _common_prefix(lane.shown, event.text)
@@ -111,11 +125,21 @@ class RaceView:
 
     def done(self, ok: bool = True) -> str:
         """The log's last piece."""
-        return self.flush() + record("done", ok=ok)
+        return self.flush() + self._insight() + record("done", ok=ok)
 
     def text(self, lane: str) -> str:
         """The kept text of a lane as the page shows it."""
         return self._lanes[lane].shown
+
+    def _insight(self) -> str:
+        standard, speculative = self._lanes.values()
+        found = insight(standard.metrics, speculative.metrics, speculative.drafting_rounds)
+        if found is None:
+            return ""
+        shown = _rounded(asdict(found))
+        metrics = speculative.metrics
+        positions = _rounded(metrics.acceptance_by_position)
+        return record("insight", **shown, histogram=metrics.accepted_histogram, positions=positions)
 
     def _numbers(self) -> None:
         for index, lane in enumerate(self._lanes.values()):
@@ -127,7 +151,7 @@ class RaceView:
         enough = 2 if ended else TOKENS_FOR_SPEEDUP
         ratio = None
         if min(len(standard.tokens), len(speculative.tokens)) >= enough:
-            ratio = _significant(speedup(standard.metrics, speculative.metrics))
+            ratio = significant(speedup(standard.metrics, speculative.metrics))
         if ratio != self._ratio:
             self._ratio = ratio
             self._lines.append(record("ratio", v=ratio))
@@ -163,6 +187,12 @@ def _what_runs(event: Started) -> dict[str, Any]:
     }
 
 
+def _draft_of(verified: Verified, drafted: Drafted | None) -> Drafted:
+    if drafted is None or drafted.round != verified.round or len(drafted.tokens) != len(verified.judged):
+        raise BadRequest(f"Round {verified.round} of the {verified.lane} lane was judged, but its draft is missing.")
+    return drafted
+
+
 def _round(lane: _Lane, event: Verified) -> dict[str, Any]:
     for token in event.judged:
         if token.fate == "accepted":
@@ -174,23 +204,32 @@ def _round(lane: _Lane, event: Verified) -> dict[str, Any]:
         fields["x"] = extra.text
         if event.judged:  # without a draft the extra token is the plain next token
             fields["e"] = event.extra_kind
-    return fields
+    return {**fields, "c": len(lane.tokens)}
 
 
 def _shown(metrics: Metrics) -> dict[str, Any]:
     return {
         "tokens": metrics.tokens,
         "rounds": metrics.rounds,
-        "tps": _significant(metrics.tokens_per_second),
-        "ttft": _significant(metrics.ttft_s),
-        "acceptance": _significant(metrics.acceptance_rate),
-        "alpha": _significant(metrics.alpha),
-        "length": _significant(metrics.mean_acceptance_length),
+        "tps": significant(metrics.tokens_per_second),
+        "ttft": significant(metrics.ttft_s),
+        "acceptance": significant(metrics.acceptance_rate),
+        "alpha": significant(metrics.alpha),
+        "length": significant(metrics.mean_acceptance_length),
     }
 
 
-def _significant(value: float | None, digits: int = 4) -> float | None:
-    return None if value is None else float(f"{value:.{digits}g}")
+def _seconds(*phases: float) -> list[float]:
+    return [round(seconds, 6) for seconds in phases]
+
+
+def _rounded(value: Any) -> Any:
+    """Every float in it short enough to send."""
+    if isinstance(value, float):
+        return significant(value)
+    if isinstance(value, Mapping):
+        return {name: _rounded(item) for name, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _time(t: float) -> float:
