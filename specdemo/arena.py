@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
-import torch
-
-from . import methods
+from . import comparison, methods
+from .comparison import Comparison
 from .errors import BadRequest, ModelUnavailable, SpecdemoError
 from .events import Event, Failed, Prefilled, Started, Verified
+from .failures import failure_message
 from .models.loading import Pair
 from .settings import Settings
 from .text import check_prompt, encode_prompt
@@ -27,6 +27,8 @@ STANDARD, SPECULATIVE = "standard", "speculative"
 GHOST_SECONDS = 3.0  # a consumer that asks for nothing this long, while another waits, is taken to be gone
 
 Progress = Callable[[str, float], None]
+ShouldStop = Callable[[], bool]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,14 @@ class _Lease:
         self.stop = threading.Event()
         self.lost = False
         self.idle_since: float | None = None
-        self.lanes: list[Iterator[Event]] = []
+        self.run: Generator[object, None, None] | None = None
 
-    def close_lanes(self) -> None:
-        for lane in self.lanes:
+    def close(self) -> None:
+        """End the run where it is suspended, so that it gives back what it holds."""
+        run, self.run = self.run, None
+        if run is not None:
             with suppress(Exception):
-                lane.close()  # type: ignore[attr-defined]
-        self.lanes.clear()
+                run.close()
 
 
 class Arena:
@@ -153,22 +156,43 @@ class Arena:
         cannot be served. Closing the generator, `stop`, and the limits end the run and release the models.
         """
         self.check(request)
+
+        def lanes(pair: Pair, should_stop: ShouldStop) -> Generator[Event, None, None]:
+            ids = encode_prompt(pair.tokenizer, request.prompt, request.raw)
+            names = {STANDARD: "standard", SPECULATIVE: request.method}
+            return in_turns(
+                {
+                    lane: methods.run(pair, name, ids, request.settings, lane=lane, should_stop=should_stop)
+                    for lane, name in names.items()
+                }
+            )
+
+        yield from self._hold(visitor, lanes)
+
+    def compare(self, request: RaceRequest, visitor: str = "") -> Iterator[Comparison]:
+        """Every method that can run, one after the other on the request's prompt; its own method is left aside. Waits,
+        refuses and ends like `race`."""
+        self.check(request)
+
+        def rows(pair: Pair, should_stop: ShouldStop) -> Generator[Comparison, None, None]:
+            ids = encode_prompt(pair.tokenizer, request.prompt, request.raw)
+            return comparison.compare(pair, ids, request.settings, should_stop)
+
+        yield from self._hold(visitor, rows)
+
+    def _hold(
+        self, visitor: str, start: Callable[[Pair, ShouldStop], Generator[T, None, None]]
+    ) -> Generator[T, None, None]:
+        """What a run yields, while it holds the models. `start` makes the run, once it is its turn."""
         pair = self._ready_pair()
-        prompt_ids = encode_prompt(pair.tokenizer, request.prompt, request.raw)
         lease = self._acquire(visitor)
         try:
             deadline = time.monotonic() + self.limits.seconds
-
-            def should_stop() -> bool:
-                return lease.stop.is_set() or time.monotonic() > deadline
-
-            lease.lanes = [
-                methods.run(pair, name, prompt_ids, request.settings, lane=lane, should_stop=should_stop)
-                for lane, name in ((STANDARD, "standard"), (SPECULATIVE, request.method))
-            ]
-            for event in in_turns({STANDARD: lease.lanes[0], SPECULATIVE: lease.lanes[1]}):
+            run = start(pair, lambda: lease.stop.is_set() or time.monotonic() > deadline)
+            lease.run = run
+            for item in run:
                 lease.idle_since = time.monotonic()
-                yield event
+                yield item
                 with self._changed:
                     if lease.lost:
                         return
@@ -198,7 +222,7 @@ class Arena:
                 idle = holder.idle_since
                 if idle is not None and time.monotonic() - idle > GHOST_SECONDS:
                     holder.lost = True
-                    holder.close_lanes()
+                    holder.close()
                     break
                 self._changed.wait(timeout=0.1)
             self._lease = _Lease(visitor)
@@ -207,38 +231,31 @@ class Arena:
     def _release(self, lease: _Lease) -> None:
         with self._changed:
             if not lease.lost:
-                lease.close_lanes()
+                lease.close()
             if self._lease is lease:
                 self._lease = None
             self._changed.notify_all()
 
 
-def in_turns(lanes: dict[str, Iterator[Event]]) -> Iterator[Event]:
+def in_turns(lanes: Mapping[str, Iterator[Event]]) -> Generator[Event, None, None]:
     """Merge lanes: the one with the least engine time goes next, for one round. A lane that fails ends with a Failed
     event, and the others go on."""
     clocks = dict.fromkeys(lanes, 0.0)
-    while clocks:
-        lane = min(clocks, key=clocks.__getitem__)
-        try:
-            for event in lanes[lane]:
-                clocks[lane] = event.t
-                yield event
-                if isinstance(event, Started | Prefilled | Verified):
-                    break
-            else:
-                del clocks[lane]
-        except Exception as error:
-            yield Failed(lane, clocks.pop(lane), failure_message(error))
-
-
-def failure_message(error: Exception) -> str:
-    """One sentence for the user about an error in the middle of a run."""
-    if isinstance(error, SpecdemoError):
-        return str(error)
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
-        return (
-            "The memory ran out during the run: ask for fewer new tokens or a shorter prompt, or use a smaller model."
-        )
-    return (
-        f"The run stopped with an internal error ({type(error).__name__}: {error}): try again, report it if it stays."
-    )
+    try:
+        while clocks:
+            lane = min(clocks, key=clocks.__getitem__)
+            try:
+                for event in lanes[lane]:
+                    clocks[lane] = event.t
+                    yield event
+                    if isinstance(event, Started | Prefilled | Verified):
+                        break
+                else:
+                    del clocks[lane]
+            except Exception as error:
+                yield Failed(lane, clocks.pop(lane), failure_message(error))
+    finally:
+        for running in lanes.values():
+            if isinstance(running, Generator):
+                with suppress(Exception):
+                    running.close()

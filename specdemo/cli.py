@@ -129,7 +129,7 @@ def _generate(args: argparse.Namespace) -> int:
 
 def _with_failure(events: Iterator[Event], lane: str) -> Iterator[Event]:
     """Turn an error in the middle of a run into the lane's last event; one before it is the user's to mend."""
-    from .arena import failure_message
+    from .failures import failure_message
 
     t = None
     try:

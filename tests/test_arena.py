@@ -13,9 +13,10 @@ import torch
 from tiny import TableLM, letters, random_table
 
 from specdemo import arena as arena_module
-from specdemo.arena import Arena, Limits, RaceRequest, failure_message, in_turns
+from specdemo.arena import Arena, Limits, RaceRequest, in_turns
 from specdemo.errors import BadRequest, ModelUnavailable
 from specdemo.events import Event, Failed, Finished, Started, Verified
+from specdemo.failures import failure_message
 from specdemo.metrics import fold
 from specdemo.models.loading import Pair
 from specdemo.settings import Settings
