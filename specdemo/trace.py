@@ -1,17 +1,36 @@
-"""A run as JSON lines: one event a line, so that it can be recorded, replayed, exported and read by anything."""
+"""A run as JSON lines: one event a line, so that it can be recorded, replayed, exported and read by anything.
+
+`read` and `parse` take each line for itself. `check` looks at the whole: a recording that was cut off or changed by
+hand does not add up any more, and is refused with a sentence instead of being replayed as if it were true.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .errors import BadRequest
-from .events import EVENT_TYPES, TRACE_VERSION, Event, Started
+from .events import (
+    EVENT_TYPES,
+    TRACE_VERSION,
+    Candidate,
+    Committed,
+    Drafted,
+    DraftedToken,
+    Event,
+    Failed,
+    Finished,
+    JudgedToken,
+    Prefilled,
+    Started,
+    Verified,
+)
+from .metrics import Fold
 
 
 def to_json(event: Event) -> str:
@@ -51,6 +70,131 @@ def read(path: Path) -> Iterator[Event]:
                         raise BadRequest(f"{path.name}, line {number}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"The trace {path} cannot be read: {error}.") from None
+
+
+def parse(text: str, name: str = "The recording") -> list[Event]:
+    """The events of JSON lines. Raises BadRequest with the number of a line that is not one."""
+    events = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                events.append(from_json(line))
+            except BadRequest as error:
+                raise BadRequest(f"{name}, line {number}: {error}") from None
+    return events
+
+
+def with_metrics(events: Iterable[Event]) -> Iterator[Event]:
+    """The events of any lanes, each `Finished` with the metrics of its own."""
+    folds: dict[str, Fold] = {}
+    for event in events:
+        folded = folds.setdefault(event.lane, Fold())
+        folded.add(event)
+        yield replace(event, metrics=asdict(folded.metrics())) if isinstance(event, Finished) else event
+
+
+def check(events: Sequence[Event]) -> None:
+    """Whether the events are whole runs, one a lane, that add up: nothing missing at the end or between, texts, ids,
+    counts and metrics in agreement. Raises BadRequest, one sentence."""
+    lanes: dict[str, list[Event]] = {}
+    for event in events:
+        lanes.setdefault(event.lane, []).append(event)
+    if not lanes:
+        raise BadRequest("The recording holds no events: record a run first.")
+    for lane, own in lanes.items():
+        if fault := _fault(own):
+            raise BadRequest(
+                f"The recording of the lane {lane!r} does not add up, so it was cut off or changed: {fault}."
+            )
+
+
+def _fault(events: Sequence[Event]) -> str:
+    """What is wrong with the events of one lane, as half a sentence; empty if nothing."""
+    if not isinstance(events[0], Started):
+        return "it does not begin with the start of a run"
+    if not isinstance(events[-1], Finished | Failed):
+        return "it ends before the run does"
+    t, rounds, drafted = 0.0, 0, None
+    ids: list[int] = []
+    text = ""
+    folded = Fold()
+    for index, event in enumerate(events):
+        if event.t < t:
+            return "its clock runs backwards"
+        t = event.t
+        folded.add(event)
+        if isinstance(event, Drafted) != (drafted is None) and isinstance(event, Drafted | Verified):
+            return f"the draft or the verdict of round {event.round} is missing"
+        match event:
+            case Started() if index > 0:
+                return "it begins twice"
+            case Prefilled():
+                if index != 1:
+                    return "the prompt is read at the wrong time"
+                ids, text = [event.token.id], event.token.text
+                if bad := _bad_share(event.token.p, *_shares(event.token)) or _bad_seconds(
+                    event.target_s, event.draft_s
+                ):
+                    return bad
+            case Drafted():
+                rounds, drafted = rounds + 1, event
+                if event.round != rounds or not ids:
+                    return f"round {rounds} is missing"
+                shares = [share for token in event.tokens for share in (token.q, *_shares(token))]
+                if bad := _bad_share(*shares) or _bad_seconds(event.draft_s):
+                    return bad
+            case Verified():
+                assert drafted is not None
+                kept = [token for token in event.judged if token.fate == "accepted"]
+                if event.round != rounds or [token.id for token in event.judged] != [t.id for t in drafted.tokens]:
+                    return f"the verdict of round {rounds} is on another draft"
+                if event.num_accepted != len(kept) or list(event.judged[: len(kept)]) != kept:
+                    return f"the accepted tokens of round {rounds} are not those that were counted"
+                ids += [token.id for token in kept]
+                text += "".join(token.text for token in kept)
+                if event.extra is not None:
+                    ids.append(event.extra.id)
+                    text += event.extra.text
+                shares = [s for token in event.judged for s in (token.p, token.q, token.acceptance, token.uniform)]
+                shares += [share for token in (*event.judged, event.extra) if token for share in _shares(token)]
+                if bad := _bad_share(*shares) or _bad_seconds(event.verify_s, event.judge_s):
+                    return bad
+                drafted = None
+            case Finished():
+                if index != len(events) - 1:
+                    return "it goes on after its end"
+                if list(event.token_ids) != ids[: len(event.token_ids)]:
+                    return "its tokens are not those of its rounds"
+                if not (text.startswith(event.text) or event.text.startswith(text)):
+                    return "its text is not that of its rounds"
+                if event.metrics and not _agree(event.metrics, asdict(folded.metrics())):
+                    return "its numbers are not those of its rounds"
+            case Failed():
+                if index != len(events) - 1:
+                    return "it goes on after its end"
+    return ""
+
+
+def _shares(token: Committed | DraftedToken | JudgedToken) -> list[float]:
+    """The probabilities that any token carries."""
+    raw = token.raw_q if isinstance(token, DraftedToken) else token.raw_p
+    top: tuple[Candidate, ...] = token.top
+    return [candidate.prob for candidate in top] + ([] if raw is None else [raw])
+
+
+def _bad_share(*shares: float) -> str:
+    return "" if all(-1e-6 <= share <= 1.0 + 1e-6 for share in shares) else "a probability is not one"
+
+
+def _bad_seconds(*seconds: float) -> str:
+    return "" if all(number >= 0.0 for number in seconds) else "a phase took less than no time"
+
+
+def _agree(told: Mapping[str, Any], counted: Mapping[str, Any]) -> bool:
+    """Whether the metrics that came with a run are its own; those that only one side knows are left aside."""
+    both = [name for name in counted if name in told]
+    ours, theirs = ([json.loads(json.dumps(side[name])) for name in both] for side in (counted, told))
+    return ours == theirs
 
 
 def _build(cls: type, record: Mapping[str, Any]) -> Any:

@@ -13,11 +13,22 @@ from typing import Any
 LANGUAGES = ("en", "zh")
 """Each has a file text.LANGUAGE.json, all with the same keys. The first is the one that the server speaks."""
 
-LIVE_SCRIPTS = ("parts.js",)
+LIVE_SCRIPTS = ("parts.js", "guide.js", "compare.js", "share.js")
 """Modules that only make sense with a server behind them; an exported run leaves them out."""
 
-SCRIPTS = ("core.js", "lane.js", "stage.js", *LIVE_SCRIPTS)
+SCRIPTS = (
+    "core.js",
+    "lane.js",
+    "stage.js",
+    *LIVE_SCRIPTS,
+    "language.js",  # last: it takes hold of all the others
+)
 """The page's modules in the order in which they run."""
+
+KEPT_SCRIPTS = (*(name for name in SCRIPTS[:-1] if name not in LIVE_SCRIPTS), "keep.js", SCRIPTS[-1])
+"""Those of an exported run."""
+
+STYLES = ("page.css", "tools.css")
 
 
 def static(name: str) -> str:
@@ -41,7 +52,13 @@ def escaped(value: Any) -> str:
     return json.dumps(value).replace("<", "\\u003c")
 
 
+def style() -> str:
+    """The page's look."""
+    return "\n".join(map(static, STYLES))
+
+
 def script(names: tuple[str, ...] = SCRIPTS) -> str:
     """The modules as one program, the text between the first and the rest."""
-    parts = [static(names[0]), f"specdemo.strings = {escaped(strings())};"]
+    texts = {language: strings(language) for language in LANGUAGES}
+    parts = [static(names[0]), f"specdemo.texts = {escaped(texts)};", "specdemo.strings = specdemo.texts.en;"]
     return "\n".join([*parts, *map(static, names[1:])])

@@ -21,14 +21,18 @@ from typing import Any, Protocol
 import gradio as gr
 
 from ..arena import RaceRequest
+from ..comparison import Comparison
 from ..errors import BadRequest, SpecdemoError
 from ..events import Event, Failed
 from ..methods import METHODS
 from ..settings import MAX_DRAFT_LENGTH
-from . import api
-from .assets import script, static, strings
+from . import api, tools
+from .assets import script, strings, style
+from .compare import comparison_log
+from .desk import Desk
 from .form import race_request
 from .records import record
+from .shelf import Kept, Shelf
 from .view import RaceView
 
 LINE_ROOM = 8
@@ -76,6 +80,8 @@ class Racer(Protocol):
     def check(self, request: RaceRequest) -> None: ...
 
     def race(self, request: RaceRequest, visitor: str = "") -> Iterator[Event]: ...
+
+    def compare(self, request: RaceRequest, visitor: str = "") -> Iterator[Comparison]: ...
 
     def stop(self, visitor: str = "") -> bool: ...
 
@@ -130,6 +136,8 @@ class Page:
     def __init__(self, arena: Racer, line: Line | None = None) -> None:
         self.arena = arena
         self.line = line if line is not None else Line()
+        self.shelf = Shelf()
+        self.desk = Desk(self.shelf, arena.check)
         self._stopped: set[str] = set()  # who pressed Stop while waiting
         self._ready = ""  # the arena's word on being ready
 
@@ -152,6 +160,10 @@ class Page:
     def race(self, visitor: str, values: Mapping[str, Any]) -> Generator[str, None, None]:
         """The log of one race, longer at every step. Whatever goes wrong becomes a sentence in it."""
         yield from self._log(self._race(visitor, values))
+
+    def compare(self, visitor: str, values: Mapping[str, Any]) -> Generator[str, None, None]:
+        """The log of a comparison of all methods, in the same way."""
+        yield from self._log(self._compare(visitor, values))
 
     def _log(self, pieces: Iterator[str]) -> Generator[str, None, None]:
         log = record("log", id=uuid.uuid4().hex)
@@ -184,6 +196,11 @@ class Page:
         self.arena.check(request)
         yield from self.in_turn(visitor, lambda: self._lanes(request, visitor))
 
+    def _compare(self, visitor: str, values: Mapping[str, Any]) -> Iterator[str]:
+        request = race_request(values)
+        self.arena.check(request)
+        yield from self.in_turn(visitor, lambda: comparison_log(self.arena.compare(request, visitor)))
+
     def in_turn(self, visitor: str, run: Callable[[], Iterator[str]]) -> Generator[str, None, None]:
         """The pieces of a run once it is the visitor's turn; before that, what the visitor waits for."""
         self._replace(visitor)
@@ -201,7 +218,8 @@ class Page:
         events = self.arena.race(request, visitor)
         try:
             settings = request.settings
-            yield from self._draw(events, RaceView(settings.max_new_tokens, settings.greedy, request.prompt))
+            view = RaceView(settings.max_new_tokens, settings.greedy, request.prompt)
+            yield from self._draw(events, view, self.shelf.put(visitor, request.prompt))
         finally:
             if isinstance(events, Generator):
                 events.close()  # now, not when it is collected: the models are free from here on
@@ -232,10 +250,11 @@ class Page:
             time.sleep(WAIT_S)
         return False
 
-    def _draw(self, events: Iterator[Event], view: RaceView) -> Iterator[str]:
+    def _draw(self, events: Iterator[Event], view: RaceView, kept: Kept) -> Iterator[str]:
         pace, ok = _Pace(), True
         for event in events:
             view.add(event)
+            kept.events.append(event)
             ok = ok and not isinstance(event, Failed)
             if pace.ready():
                 yield view.flush()
@@ -254,12 +273,13 @@ def build(arena: Racer) -> gr.Blocks:
     calls = api.Calls(arena, page.in_turn, page.stop)
     head = f"<script>\n{script()}\n</script>"
 
-    def drawn(value: str, mount: str, **options: Any) -> gr.HTML:
-        """A component that our script draws: its template is constant, so the value is never evaluated."""
+    def drawn(value: str, mount: str, act: str = "() => trigger('pick')", **options: Any) -> gr.HTML:
+        """A component that our script draws: its template is constant, so the value is never evaluated. `act`: what the
+        script is given to set off events."""
         return gr.HTML(
             value,
             html_template="<div></div>",
-            js_on_load=f"{mount}(element.firstElementChild, () => props.value, watch, () => trigger('pick'))",
+            js_on_load=f"{mount}(element.firstElementChild, () => props.value, watch, {act})",
             apply_default_css=False,
             head=head,
             **options,
@@ -279,7 +299,10 @@ def build(arena: Racer) -> gr.Blocks:
                     stop = gr.Button(text["stop"], elem_id="stop-button", scale=1, min_width=80)
             with gr.Column(scale=4, elem_id="settings", min_width=300):
                 fields = _settings(text)
+        drawn("", "specdemo.mountGuide", elem_id="guide")
         stage = drawn("", "specdemo.mountStage", elem_id="stage")
+        share = drawn(page.desk.usual(), "specdemo.mountShare", tools.acts(tools.SHARE_ACTS), elem_id="share")
+        compare = drawn("", "specdemo.mountCompare", tools.acts(tools.COMPARE_ACTS), elem_id="compare")
         timer = gr.Timer(0.5)
 
         fields = {"prompt": prompt, **fields}
@@ -299,6 +322,7 @@ def build(arena: Racer) -> gr.Blocks:
             return page.status(), gr.Timer(active=page.loading())
 
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        racing: dict[str, Any] = {"concurrency_limit": LINE_ROOM + 2, "concurrency_id": "race"}
         starts = [race.click, prompt.submit]
         gr.on(starts, None, js="() => specdemo.begin()", **quiet)
         gr.on(
@@ -307,11 +331,11 @@ def build(arena: Racer) -> gr.Blocks:
             list(fields.values()),
             stage,
             preprocess=False,  # values as they were sent: `race_request` checks them and says what is wrong
-            concurrency_limit=LINE_ROOM + 2,
-            concurrency_id="race",
+            **racing,
             **quiet,
         ).then(None, js="() => specdemo.finished()", **quiet)
-        api.register(calls, concurrency_limit=LINE_ROOM + 2, concurrency_id="race")
+        api.register(calls, **racing)
+        tools.wire(page, blocks, share, compare, stage, fields, quiet, racing)
         stop.click(halt, None, None, queue=False, **quiet)
         examples.pick(None, None, prompt, js="() => specdemo.picked", **quiet)
         gr.on([blocks.load, timer.tick], tick, None, [status, timer], queue=False, **quiet)
@@ -370,7 +394,7 @@ def launch_options() -> dict[str, Any]:
     )
     return {
         "theme": theme,
-        "css": static("page.css"),
+        "css": style(),
         "footer_links": [],
         "ssr_mode": False,
         "mcp_server": False,
