@@ -21,7 +21,7 @@ from specdemo.drafters import draft_model
 from specdemo.drafters.base import Drafter, Proposal
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.hybrid import Hybrid
-from specdemo.drafters.prompt_lookup import LONGEST, TRUST, PromptLookup
+from specdemo.drafters.prompt_lookup import LONGEST, POSITION_COST, PRIOR, PRIOR_WEIGHT, PromptLookup
 from specdemo.engines.speculative import speculative
 from specdemo.metrics import fold
 from specdemo.sampling import Purpose, draw, to_probs, uniform
@@ -357,17 +357,35 @@ def lookup(tokens: Sequence[int], draft_length: int = 16, **options: int) -> lis
     return drafter.propose(tokens, draft_length).tokens.tolist()
 
 
-def reference(tokens: Sequence[int], draft_length: int, longest: int = LONGEST, shortest: int = 1) -> list[int]:
-    """The rule in its simplest words: look back for the longest, then the latest, earlier occurrence."""
-    for size in range(min(longest, len(tokens)), shortest - 1, -1):
+def latest_match(tokens: Sequence[int], shortest: int) -> tuple[int, int]:
+    """Look back for the longest, then the latest, earlier occurrence of how `tokens` ends: the index of the token after
+    it, and its length."""
+    for size in range(min(LONGEST, len(tokens)), shortest - 1, -1):
         for start in range(len(tokens) - 1, size - 1, -1):
             if list(tokens[start - size : start]) == list(tokens[-size:]):
-                copied: list[int] = []
-                for i in range(min(draft_length, TRUST * size)):
-                    whole = [*tokens, *copied]
-                    copied.append(whole[start + i])
-                return copied
-    return []
+                return start, size
+    return 0, 0
+
+
+def reference(tokens: Sequence[int], draft_length: int, shortest: int = 1) -> list[int]:
+    """The rule in its simplest words, from the beginning of the text each time."""
+    right = {size: PRIOR_WEIGHT * PRIOR[size - 1] for size in range(1, LONGEST + 1)}
+    copied = dict.fromkeys(right, PRIOR_WEIGHT)
+    for index in range(1, len(tokens)):
+        start, size = latest_match(tokens[:index], shortest)
+        if size:
+            right[size] += tokens[start] == tokens[index]
+            copied[size] += 1
+    start, size = latest_match(tokens, shortest)
+    drafted: list[int] = []
+    chance = 1.0
+    while size and len(drafted) < draft_length:
+        matched = min(size + len(drafted), LONGEST)
+        chance *= right[matched] / copied[matched]
+        if chance < POSITION_COST:
+            break
+        drafted.append([*tokens, *drafted][start + len(drafted)])
+    return drafted
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=24), st.integers(0, 9), st.integers(1, 4))
@@ -402,6 +420,24 @@ def test_the_index_grows_round_by_round_to_what_it_is_when_made_at_once(parts: l
 )
 def test_lookup_by_example(tokens: list[int], drafted: list[int]) -> None:
     assert lookup(tokens, len(drafted) or 4) == drafted
+
+
+def test_a_match_is_trusted_as_far_as_copies_came_true_in_this_text() -> None:
+    """Every 1 and every pair is followed by something new, so nothing is drafted after a 1 any more; in a text that
+    repeats itself the draft is as long as it may be."""
+    new = iter(range(100, 200))
+    broken = [token for _ in range(40) for token in (1, next(new))]
+    assert lookup([1, 50, 1]) == reference([1, 50, 1], 16) != []
+    assert lookup([*broken, 1]) == []
+    assert lookup([1, 2, 3, 4] * 5, 16) == [1, 2, 3, 4] * 4
+
+
+def test_what_would_have_been_right_counts_though_it_was_not_drafted() -> None:
+    new = iter(range(100, 300))
+    distrusted = [token for _ in range(40) for token in (1, next(new))]
+    repeated = [token for _ in range(60) for token in (1, 2, next(new))]  # now 2 follows every time
+    assert lookup([*distrusted, 1]) == []
+    assert lookup([*distrusted, *repeated, 1])[:1] == [2]
 
 
 # Hybrid
