@@ -6,7 +6,6 @@ Everything that can be known from configuration files is checked before weights 
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,13 +14,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
@@ -31,6 +23,7 @@ from ..errors import BadRequest, ModelUnavailable, SpecdemoError
 from ..text import TokenText
 from .base import LanguageModel
 from .embedded import ensure_embedded
+from .hub import checked_folder, hub_errors
 from .lean import LeanLM
 from .linear import PRECISIONS, best_cpu_precision, precision_obstacle
 from .reduced_vocab import SHIPPED, is_draft_folder, load_draft
@@ -150,7 +143,7 @@ def find_model(name: str, progress: Progress | None = None) -> Path:
         return ensure_embedded(progress)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return _checked_folder(folder, name)
+        return checked_folder(folder, name)
     if folder.is_file() or name.endswith(".gguf"):
         raise ModelUnavailable(
             f"{name} is a single file, and a model here is a folder with safetensors weights, configuration and "
@@ -158,33 +151,9 @@ def find_model(name: str, progress: Progress | None = None) -> Path:
         )
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelUnavailable(f"There is no folder {name}: check the path, or give a hub id such as owner/model.")
-    try:
+    with hub_errors(name):
         downloaded = snapshot_download(name, allow_patterns=_REPOSITORY_FILES)
-    except GatedRepoError:
-        raise ModelUnavailable(
-            f"{name} is gated: accept its licence on its hub page, then log in with `hf auth login` or set HF_TOKEN."
-        ) from None
-    except RepositoryNotFoundError:
-        raise ModelUnavailable(f"The hub has no model {name}, or it is private: check the name, or log in.") from None
-    except HFValidationError:
-        raise ModelUnavailable(f"{name!r} is neither a folder nor a hub id of the form owner/model.") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError, TimeoutError):
-        raise ModelUnavailable(
-            f"{name} is not in the cache and the hub cannot be reached: check the network and try again, or give a "
-            "local folder."
-        ) from None
-    except OSError as error:
-        advice = "free some space" if error.errno == errno.ENOSPC else "check the cache folder"
-        raise ModelUnavailable(f"{name} could not be stored ({error.strerror or error}): {advice}.") from None
-    return _checked_folder(Path(downloaded), name)
-
-
-def _checked_folder(folder: Path, name: str) -> Path:
-    if not (folder / "config.json").is_file():
-        raise ModelUnavailable(f"{name} has no config.json, so it is not a model folder: check the path.")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelUnavailable(f"{name} has no safetensors weights, the only kind that is read here: convert it first.")
-    return folder
+    return checked_folder(Path(downloaded), name)
 
 
 def load_tokenizer(folder: Path, name: str) -> Any:

@@ -1,0 +1,79 @@
+"""Between a name and a folder of files: everything that can go wrong there, each as one sentence that says what to do.
+
+Nothing half fetched is used. The hub's client writes a file under another name until it is whole; of a model in
+several files, the index tells which ones belong to it, and a folder that lacks one is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from ..errors import ModelUnavailable
+
+INDEX = "model.safetensors.index.json"
+
+
+@contextmanager
+def hub_errors(name: str) -> Iterator[None]:
+    """Turn what the hub's client raises into ModelUnavailable."""
+    try:
+        yield
+    except GatedRepoError:
+        raise ModelUnavailable(
+            f"{name} is gated: accept its licence on its hub page, then log in with `hf auth login` or set HF_TOKEN."
+        ) from None
+    except RepositoryNotFoundError:
+        raise ModelUnavailable(f"The hub has no model {name}, or it is private: check the name, or log in.") from None
+    except HFValidationError:
+        raise ModelUnavailable(f"{name!r} is neither a folder nor a hub id of the form owner/model.") from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError, TimeoutError):
+        raise ModelUnavailable(
+            f"{name} is not in the cache and the hub cannot be reached: check the network and try again, or give a "
+            "local folder."
+        ) from None
+    except OSError as error:
+        advice = "free some space" if error.errno == errno.ENOSPC else "check the cache folder"
+        raise ModelUnavailable(f"{name} could not be stored ({error.strerror or error}): {advice}.") from None
+
+
+def checked_folder(folder: Path, name: str) -> Path:
+    """`folder`, if a model's configuration and all of its weight files are in it. Raises ModelUnavailable."""
+    if not (folder / "config.json").is_file():
+        raise ModelUnavailable(f"{name} has no config.json, so it is not a model folder: check the path.")
+    there = {path.name for path in folder.glob("*.safetensors")}
+    if missing := _indexed(folder) - there:
+        raise ModelUnavailable(
+            f"{name} is incomplete, {len(missing)} of its weight files are missing ({min(missing)}): fetch it again."
+        )
+    if there:
+        return folder
+    if any(folder.glob("*.gguf")):
+        raise ModelUnavailable(f"{name} holds a GGUF file, which is not read here: choose its safetensors version.")
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise ModelUnavailable(
+            f"{name} has its weights as pickle files, which could run code, and they are never opened: convert them to "
+            "safetensors first."
+        )
+    raise ModelUnavailable(f"{name} has no safetensors weights, the only kind that is read here: convert it first.")
+
+
+def _indexed(folder: Path) -> set[str]:
+    """The weight files that the folder's index names; none where there is no index."""
+    try:
+        return set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    except FileNotFoundError:
+        return set()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ModelUnavailable(f"{folder / INDEX} is damaged: fetch the model again.") from None
