@@ -7,12 +7,13 @@ that stayed in the output count.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from .events import Drafted, Event, Fate, Finished, Prefilled, Started, Verified
+from .events import Candidate, Drafted, Event, Fate, Finished, Prefilled, Started, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,15 @@ def first_divergence(a: Sequence[int], b: Sequence[int]) -> int | None:
     if list(a) == list(b):
         return None
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def logit_gap(top: Sequence[Candidate], a: int, b: int) -> float | None:
+    """How far apart the logits of tokens `a` and `b` are at one position, by its likeliest tokens: their raw
+    probabilities' ratio is exp of it. None where one of the two is not among them."""
+    probs = {candidate.id: candidate.prob for candidate in top}
+    if not (probs.get(a) and probs.get(b)):
+        return None
+    return abs(math.log(probs[a]) - math.log(probs[b]))
 
 
 def _histogram(rounds: Sequence[_Round]) -> tuple[int, ...]:

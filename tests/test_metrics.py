@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.events import (
+    Candidate,
     Committed,
     Drafted,
     DraftedToken,
@@ -22,7 +24,16 @@ from specdemo.events import (
     Started,
     Verified,
 )
-from specdemo.metrics import Fold, Metrics, first_divergence, fold, speedup, speedup_of_totals, with_baseline
+from specdemo.metrics import (
+    Fold,
+    Metrics,
+    first_divergence,
+    fold,
+    logit_gap,
+    speedup,
+    speedup_of_totals,
+    with_baseline,
+)
 
 FATES: dict[str, Fate] = {"a": "accepted", "r": "rejected", "d": "discarded", "c": "clipped"}
 
@@ -280,3 +291,14 @@ def test_pitfall_19_there_is_no_speedup_without_a_measured_baseline() -> None:
 def test_pitfall_13_the_first_divergence_is_an_index(a: Sequence[int], b: Sequence[int], at: int | None) -> None:
     assert first_divergence(a, b) == at
     assert first_divergence(b, a) == at
+
+
+def test_the_gap_of_two_logits_is_the_log_of_their_raw_probabilities_ratio() -> None:
+    logits = {3: 2.5, 5: 2.0, 8: -1.0}
+    total = sum(math.exp(value) for value in logits.values())
+    top = [Candidate(id, math.exp(value) / total, "") for id, value in logits.items()]
+    assert logit_gap(top, 3, 5) == pytest.approx(0.5)
+    assert logit_gap(top, 8, 3) == pytest.approx(3.5)
+    assert logit_gap(top, 3, 4) is None
+    assert logit_gap([Candidate(3, 1.0, ""), Candidate(5, 0.0, "")], 3, 5) is None
+    assert logit_gap([], 3, 5) is None

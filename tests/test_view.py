@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from fake_lanes import Script, echo_race, interleaved
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdemo.events import Event, Failed, Fate
+from specdemo.events import Candidate, Event, Failed, Fate, Verified
 from specdemo.metrics import fold, speedup
 from specdemo.ui.view import LANES, TOKENS_FOR_SPEEDUP, RaceView
 
@@ -192,6 +192,18 @@ def test_equal_texts_are_said_to_be_equal() -> None:
 def test_first_difference_is_named_with_both_tokens(precision: str, numerics: bool) -> None:
     same = last(records(two_lanes(list("abcd"), list("abxy"), precision=precision)), "same")
     assert (same["at"], same["a"][1], same["b"][1], same["numerics"]) == (2, "c", "x", numerics)
+
+
+def test_the_first_difference_comes_with_both_lanes_gaps_of_the_logits() -> None:
+    events = two_lanes(list("abcd"), list("abxy"), precision="bfloat16")
+    c, x = ord("c"), ord("x")  # the ids that the scripts make of these texts
+    for index, event in enumerate(events):
+        if isinstance(event, Verified) and event.extra is not None and event.extra.id in (c, x):
+            probs = (0.4, 0.3) if event.lane == "standard" else (0.3, 0.33)
+            top = (Candidate(c, probs[0], "c"), Candidate(x, probs[1], "x"))
+            events[index] = replace(event, extra=replace(event.extra, top=top))
+    assert last(records(events), "same")["gaps"] == [pytest.approx(0.288), pytest.approx(0.0953)]
+    assert last(records(two_lanes(list("abcd"), list("abxy"))), "same")["gaps"] == [None, None]
 
 
 def test_a_text_that_ends_early_differs_at_its_end() -> None:

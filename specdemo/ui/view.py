@@ -16,7 +16,8 @@ Records of a race; `k` is the kind, `l` the lane's index in LANES, `t` seconds o
     numbers  tokens, rounds, tps, ttft, acceptance, alpha, length: the lane's metrics so far, null where undefined
     ratio    v: the speedup so far, null before both lanes have tokens enough
     same     greedy races only. n: tokens compared, at: null or the index of the first difference, a, b: [id, text] of
-             both lanes there, numerics: rounding can explain it, final: both lanes are done, cut: one was stopped
+             both lanes there, gaps: how far apart each lane's target saw their logits, null where one is not among
+             its likeliest, numerics: rounding can explain it, final: both lanes are done, cut: one was stopped
     insight  what the whole race teaches: the fields of `insight.Insight`, the histogram of accepted lengths, and the
              acceptance by position
     end      why, keep, add: the lane's output is the first `keep` UTF-16 units of what was drawn as kept, then `add`
@@ -28,14 +29,14 @@ The text is plain ASCII (everything else is escaped, `<` too), so a cut in the l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ..errors import BadRequest
-from ..events import Committed, Drafted, Event, Failed, Finished, Prefilled, Started, Verified
+from ..events import Candidate, Committed, Drafted, Event, Failed, Finished, JudgedToken, Prefilled, Started, Verified
 from ..insight import insight
-from ..metrics import Fold, Metrics, first_divergence, speedup
+from ..metrics import Fold, Metrics, first_divergence, logit_gap, speedup
 from .records import record, significant
 from .why import why_first, why_round
 
@@ -55,6 +56,7 @@ class _Lane:
         self.metrics: Metrics = self.fold.metrics()  # as last shown
         self.shown = ""  # the kept text as drawn
         self.tokens: list[tuple[int, str]] = []  # committed: id and text
+        self.tops: list[Sequence[Candidate]] = []  # the target's likeliest at each of them
         self.t = 0.0
         self.exact = False  # float32: greedy lanes must agree
         self.residual = False  # a recovered token is drawn from p - q
@@ -64,9 +66,10 @@ class _Lane:
         self.cut = False  # stopped before its end
         self.dirty = False  # numbers not shown yet
 
-    def commit(self, token_id: int, text: str) -> None:
-        self.tokens.append((token_id, text))
-        self.shown += text
+    def commit(self, token: Committed | JudgedToken) -> None:
+        self.tokens.append((token.id, token.text))
+        self.tops.append(token.top)
+        self.shown += token.text
 
 
 class RaceView:
@@ -91,7 +94,7 @@ class RaceView:
                 lane.residual = not self._greedy and event.settings.get("verification") != "block"
                 self._lines.append(record("lane", **where, **_what_runs(event)))
             case Prefilled():
-                lane.commit(event.token.id, event.token.text)
+                lane.commit(event.token)
                 phases = _seconds(event.draft_s, event.target_s, 0.0)
                 self._lines.append(record("first", **where, x=event.token.text, s=phases))
                 self._lines.append(record("why", **where, **why_first(event)))
@@ -171,6 +174,9 @@ class RaceView:
         if at is not None:
             fields["a"] = standard.tokens[at] if at < len(standard.tokens) else None
             fields["b"] = speculative.tokens[at] if at < len(speculative.tokens) else None
+            if fields["a"] and fields["b"]:
+                ids = fields["a"][0], fields["b"][0]
+                fields["gaps"] = [significant(logit_gap(lane.tops[at], *ids), 3) for lane in (standard, speculative)]
             fields["numerics"] = not (standard.exact and speculative.exact)
         self._lines.append(record("same", **fields))
 
@@ -196,11 +202,11 @@ def _draft_of(verified: Verified, drafted: Drafted | None) -> Drafted:
 def _round(lane: _Lane, event: Verified) -> dict[str, Any]:
     for token in event.judged:
         if token.fate == "accepted":
-            lane.commit(token.id, token.text)
+            lane.commit(token)
     fields: dict[str, Any] = {"j": [[token.text, _FATES[token.fate]] for token in event.judged]}
     extra: Committed | None = event.extra
     if extra is not None:
-        lane.commit(extra.id, extra.text)
+        lane.commit(extra)
         fields["x"] = extra.text
         if event.judged:  # without a draft the extra token is the plain next token
             fields["e"] = event.extra_kind
