@@ -50,7 +50,8 @@ class Insight:
 
     draft_length: the K in force, the mean of the drafts that were made. cost_ratio and verify_cost: c and v. alpha,
     curve and theory are None under block verification. curve: (a, speedup by theory) at this K, c and v. losses: how
-    much each limit takes away, as natural logarithms that add up to log((K + 1) / speedup). predicted: (K, speedup) for
+    much each limit takes away, as natural logarithms that add up to log((K + 1) / speedup); shares: the same as parts
+    of their sum, empty where nothing is lost. predicted: (K, speedup) for
     every K; best: the K with the greatest.
     """
 
@@ -62,6 +63,7 @@ class Insight:
     theory: float | None
     curve: tuple[tuple[float, float], ...] | None
     losses: Mapping[Limit, float]
+    shares: Mapping[Limit, float]
     limit: Limit | None
     round: Round
     predicted: tuple[tuple[int, float], ...]
@@ -97,6 +99,7 @@ def insight(standard: Metrics, speculative: Metrics, drafting_rounds: int) -> In
         else [(i / CURVE_POINTS, theory(i / CURVE_POINTS, k, c, v)) for i in range(CURVE_POINTS + 1)]
     )
     losses = _losses(mean, baseline, k)
+    lost = sum(losses.values())
     predicted = _predicted(standard.tpot_s, speculative, mean, baseline, k, wide_s)
     return Insight(
         speedup=measured,
@@ -107,7 +110,8 @@ def insight(standard: Metrics, speculative: Metrics, drafting_rounds: int) -> In
         theory=None if alpha is None else theory(alpha, k, c, v),
         curve=tuple(curve) or None,
         losses=losses,
-        limit=max(losses, key=losses.__getitem__) if any(losses.values()) else None,
+        shares={name: loss / lost for name, loss in losses.items()} if lost else {},
+        limit=max(losses, key=losses.__getitem__) if lost else None,
         round=mean,
         predicted=predicted,
         best=max(predicted, key=lambda point: point[1])[0],

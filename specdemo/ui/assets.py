@@ -18,7 +18,17 @@ LIVE_SCRIPTS = ("parts.js", "guide.js", "compare.js", "share.js")
 
 SCRIPTS = (
     "core.js",
+    "story.js",
     "lane.js",
+    "score.js",
+    "same.js",
+    "why.js",
+    "player.js",
+    "round.js",
+    "timeline.js",
+    "charts.js",
+    "lessons.js",
+    "presenter.js",
     "stage.js",
     *LIVE_SCRIPTS,
     "language.js",  # last: it takes hold of all the others
@@ -28,7 +38,7 @@ SCRIPTS = (
 KEPT_SCRIPTS = (*(name for name in SCRIPTS[:-1] if name not in LIVE_SCRIPTS), "keep.js", SCRIPTS[-1])
 """Those of an exported run."""
 
-STYLES = ("page.css", "tools.css")
+STYLES = ("page.css", "why.css", "after.css", "tools.css")
 
 
 def static(name: str) -> str:

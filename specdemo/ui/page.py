@@ -31,6 +31,7 @@ from .assets import script, strings, style
 from .compare import comparison_log
 from .desk import Desk
 from .form import race_request
+from .recorded import first_race
 from .records import record
 from .shelf import Kept, Shelf
 from .view import RaceView
@@ -300,7 +301,7 @@ def build(arena: Racer) -> gr.Blocks:
             with gr.Column(scale=4, elem_id="settings", min_width=300):
                 fields = _settings(text)
         drawn("", "specdemo.mountGuide", elem_id="guide")
-        stage = drawn("", "specdemo.mountStage", elem_id="stage")
+        stage = drawn(first_race(), "specdemo.mountStage", elem_id="stage")
         share = drawn(page.desk.usual(), "specdemo.mountShare", tools.acts(tools.SHARE_ACTS), elem_id="share")
         compare = drawn("", "specdemo.mountCompare", tools.acts(tools.COMPARE_ACTS), elem_id="compare")
         timer = gr.Timer(0.5)
@@ -338,6 +339,10 @@ def build(arena: Racer) -> gr.Blocks:
         tools.wire(page, blocks, share, compare, stage, fields, quiet, racing)
         stop.click(halt, None, None, queue=False, **quiet)
         examples.pick(None, None, prompt, js="() => specdemo.picked", **quiet)
+        # one click races the draft length that a finished race recommends
+        stage.pick(None, None, [prompt, fields["draft_length"]], js="() => specdemo.picked", **quiet).then(
+            None, js="() => specdemo.press()", **quiet
+        )
         gr.on([blocks.load, timer.tick], tick, None, [status, timer], queue=False, **quiet)
         blocks.unload(leave)
     blocks.queue(max_size=4 * LINE_ROOM, api_open=False, default_concurrency_limit=2)

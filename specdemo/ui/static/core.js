@@ -21,6 +21,20 @@ window.specdemo = window.specdemo || {};
     return element;
   };
 
+  // The same for a drawing.
+  specdemo.draw = (tag, attributes = {}, ...children) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) if (value !== null && value !== undefined) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  };
+
+  // A token as one can see it: blanks and line ends by their signs.
+  specdemo.visible = (string) =>
+    string === "" ? specdemo.text("token_part") : string.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥").replace(/^ +| +$/g, (blanks) => "␣".repeat(blanks.length));
+
+  specdemo.calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
   const none = () => specdemo.text("none");
 
   // Formatting only: every figure comes from the log as it is.
@@ -30,8 +44,18 @@ window.specdemo = window.specdemo || {};
     count: (value) => (value === null || value === undefined ? none() : String(value)),
     share: (value) => (value === null || value === undefined ? none() : `${(100 * value).toFixed(0)} %`),
     decimal: (value) => (value === null || value === undefined ? none() : value.toFixed(2)),
+    probability: (value) => {
+      if (value === null || value === undefined) return none();
+      if (value === 0 || value === 1) return String(value);
+      return value < 0.0005 ? "< 0.001" : value > 0.9995 ? "> 0.999" : value.toFixed(3);
+    },
+    percent: (value) => {
+      if (value === null || value === undefined) return none();
+      return value > 0 && value < 0.005 ? "< 1 %" : `${(100 * value).toFixed(0)} %`;
+    },
     seconds: (value) => {
       if (value === null || value === undefined) return none();
+      if (value < 0.01) return `${(1000 * value).toFixed(1)} ms`;
       return value < 1 ? `${(1000 * value).toFixed(0)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`;
     },
   };

@@ -2,9 +2,8 @@
 // the replay are the same code.
 (function (specdemo) {
   "use strict";
-  const { make, text, show } = specdemo;
+  const { make, text, show, FATES } = specdemo;
 
-  const FATES = { a: "accepted", r: "rejected", d: "discarded", c: "clipped" };
   const GHOSTS = new Set(["rejected", "discarded", "clipped"]);
   const STATS = {
     standard: ["tokens", "ttft", "time"],
@@ -60,12 +59,20 @@
 
     clear() {
       this.tokens = []; // {element, text, kept}
+      this.replayed = false;
       this.output.replaceChildren();
       this.placeholder.hidden = false;
       this.runs.replaceChildren();
       this.numbers({});
       this.setState("idle");
       this.copyButton.disabled = true;
+    }
+
+    // Emptied, to be drawn again from its records: they are not being written now.
+    rewind() {
+      this.clear();
+      this.setState("replay");
+      this.replayed = true;
     }
 
     setState(state) {
@@ -81,22 +88,22 @@
     apply(record) {
       switch (record.k) {
         case "lane":
-          this.setState("running");
+          if (!this.replayed) this.setState("running");
           this.describe(record);
           break;
         case "first":
-          this.add(record.x, "plain", 0);
+          this.add(record.x, "plain", 0, "x");
           break;
         case "round":
-          for (const [string, fate] of record.j) this.add(string, FATES[fate], record.n);
-          if (record.x !== undefined) this.add(record.x, record.e ?? "plain", record.n);
+          record.j.forEach(([string, fate], place) => this.add(string, FATES[fate], record.n, place));
+          if (record.x !== undefined) this.add(record.x, record.e ?? "plain", record.n, "x");
           break;
         case "numbers":
           this.numbers(record);
           break;
         case "end":
           this.cut(record.keep);
-          if (record.add) this.add(record.add, "plain", null);
+          if (record.add) this.add(record.add, "plain");
           this.setState(record.why);
           break;
         case "failed":
@@ -106,9 +113,10 @@
       }
     }
 
-    add(string, fate, round) {
+    // place: index among the round's drafted tokens, or "x" for its extra token
+    add(string, fate, round, place) {
       const kept = !GHOSTS.has(fate);
-      const attributes = { class: `sd-token sd-${fate}`, "data-fate": fate, "data-round": round };
+      const attributes = { class: `sd-token sd-${fate}`, "data-fate": fate, "data-round": round, "data-place": place };
       if (!kept) attributes["aria-hidden"] = "true";
       const element = make("span", attributes, kept ? string : ghostText(string));
       this.tokens.push({ element, text: string, kept });
@@ -147,7 +155,8 @@
           token.element.remove();
         }
         const element = make("span",
-          { class: "sd-token sd-clipped", "data-fate": "clipped", "data-round": token.element.dataset.round, "aria-hidden": "true" },
+          { class: "sd-token sd-clipped", "data-fate": "clipped", "data-round": token.element.dataset.round,
+            "data-place": token.element.dataset.place, "aria-hidden": "true" },
           ghostText(rest));
         const after = tokens.length ? tokens[tokens.length - 1].element : null;
         if (after) after.after(element);

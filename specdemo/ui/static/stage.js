@@ -1,68 +1,72 @@
-// The race: reads the log as it grows, hands each record to its lane, and draws what stands between the lanes.
+// The race: reads the log as it grows, hands each record to its lane, and, once the race is over, lets its parts look at
+// it from any moment.
 (function (specdemo) {
   "use strict";
-  const { make, text, show, Lane } = specdemo;
+  const { make, text, show, Lane, Story } = specdemo;
 
   const LANES = ["standard", "speculative"];
-  const DRAWN = new Set(["lane", "first", "round", "numbers", "ratio", "same", "end", "failed"]); // and replayed
+  const DRAWN = new Set(["lane", "first", "round", "why", "numbers", "ratio", "same", "end", "failed"]);
   const LEGEND = ["accepted", "rejected", "discarded", "recovered", "bonus", "clipped", "plain"];
 
   class Stage {
-    constructor(root) {
+    // raceWith(prompt, draftLength): ask for another race; null where there is no server.
+    constructor(root, raceWith) {
       this.lanes = LANES.map((name) => new Lane(name));
-      this.records = []; // of the race on show
-      this.log = { id: null, read: 0 };
-      this.budget = 0;
-      this.build(root);
-      this.compare(null);
-      this.ratio(null);
+      this.story = new Story(LANES.length); // of the race on show
+      this.drawn = LANES.map(() => 0); // how many of a lane's records are drawn
+      this.log = { head: null, read: 0 };
+      this.closing = new AbortController();
+      this.build(root, raceWith);
+      this.same.show(null);
     }
 
-    build(root) {
-      const score = (lane, index) => {
-        const speed = make("span", { class: "sd-speed-value" }, show.speed(null));
-        const track = make("span", { class: "sd-track-fill" });
-        lane.onSpeed = (record) => {
-          speed.textContent = show.speed(record.tps);
-          const share = this.budget ? (record.tokens ?? 0) / this.budget : 0;
-          track.style.transform = `scaleX(${Math.min(1, share)})`;
-        };
-        return make("div", { class: `sd-score sd-score-${lane.name}`, "data-score": lane.name },
-          make("span", { class: "sd-score-name" }, text(`lane_${lane.name}`)),
-          make("span", { class: "sd-speed" }, speed, make("span", { class: "sd-unit" }, text("tps_unit"))),
-          make("span", { class: "sd-track", "aria-hidden": "true" }, track));
-      };
-      this.ratioValue = make("span", { class: "sd-ratio-value" });
-      this.ratioWord = make("span", { class: "sd-ratio-word" });
+    build(root, raceWith) {
+      this.score = new specdemo.Score(this.lanes);
+      this.same = new specdemo.Same();
+      this.why = new specdemo.Why(this.lanes, () => this.story, this.closing.signal);
+      this.player = new specdemo.Player((t) => this.at(t), (playing) => this.playing(playing));
+      this.round = new specdemo.RoundPicture((round, place, box) => this.askWhy(round, place, box));
+      this.timeline = new specdemo.Timeline((t) => {
+        this.player.pause();
+        this.player.seek(t);
+      });
+      this.lessons = new specdemo.Lessons(raceWith && ((draftLength) => raceWith(this.story.prompt, draftLength)));
       this.banner = make("div", { class: "sd-banner", hidden: true });
-      this.sameLine = make("div", { class: "sd-same" });
+      this.recorded = make("div", { class: "sd-recorded", hidden: true });
+      this.spoken = make("div", { class: "sd-spoken", role: "log", "aria-live": "polite" }); // for those who do not see the race
       this.replayButton = make("button", { class: "sd-small-button sd-replay", type: "button", disabled: true }, text("replay"));
+      this.replayButton.addEventListener("click", () => (this.player.playing ? this.player.finish() : this.player.replay()));
       this.replayNote = make("span", { class: "sd-replay-note", hidden: true }, text("replay_note"));
-      // the form's own Stop may be out of sight
-      const stop = make("button", { class: "sd-small-button sd-stop", type: "button" }, text("stop"));
-      stop.addEventListener("click", () => document.querySelector("#stop-button").click());
       const onlyKept = make("input", { type: "checkbox", class: "sd-only-kept" });
       onlyKept.addEventListener("change", () => this.element.classList.toggle("sd-kept-only", onlyKept.checked));
-      this.replayButton.addEventListener("click", () => (this.replaying ? this.finishReplay() : this.startReplay()));
-      this.spoken = make("p", { class: "sd-spoken", role: "status" }); // for those who do not see the race
+      this.after = make("div", { class: "sd-after", hidden: true }, this.round.element, this.timeline.element, this.lessons.element);
       this.element = make("div", { class: "sd-stage-inner" },
         this.banner,
+        this.recorded,
         this.spoken,
-        make("div", { class: "sd-scores" },
-          score(this.lanes[0]),
-          make("div", { class: "sd-ratio" }, this.ratioValue, this.ratioWord, stop),
-          score(this.lanes[1])),
+        this.score.element,
         make("div", { class: "sd-lanes" }, ...this.lanes.map((lane) => lane.element)),
+        this.player.element,
         make("div", { class: "sd-under" },
-          this.sameLine,
-          make("div", { class: "sd-actions" }, this.replayNote, this.replayButton)),
+          this.same.element,
+          make("div", { class: "sd-actions" }, this.replayNote, this.replayButton, new specdemo.Presenter(this.closing.signal).button)),
         make("div", { class: "sd-legend", role: "group", "aria-label": text("legend") },
           make("ul", {}, ...LEGEND.map((fate) => make("li", { title: text(`fate_${fate}_about`) },
             make("span", { class: `sd-token sd-${fate}` }, text(`fate_${fate}`)),
             make("span", { class: "sd-legend-about" }, text(`fate_${fate}_about`))))),
-          make("label", { class: "sd-switch" }, onlyKept, make("span", {}, text("only_kept")))),
-        make("p", { class: "sd-clock-note" }, text("clock_note")));
+          make("div", { class: "sd-legend-side" },
+            make("label", { class: "sd-switch" }, onlyKept, make("span", {}, text("only_kept"))),
+            make("p", { class: "sd-fine" }, text("why_hint")))),
+        this.after,
+        make("p", { class: "sd-clock-note" }, text("clock_note")),
+        this.why.element);
       root.append(this.element);
+    }
+
+    // Let go of the document: another stage takes this one's place.
+    close() {
+      this.player.stop();
+      this.closing.abort();
     }
 
     // The log as it is now: a longer one of the same race, or a new one.
@@ -88,9 +92,18 @@
       this.show(batch);
     }
 
+    // Records that came while the race runs.
     show(records) {
-      this.records.push(...records);
-      this.draw(records);
+      for (const record of records) this.story.add(record);
+      this.lanes.forEach((lane, index) => {
+        lane.draw(records.filter((record) => record.l === index));
+        this.drawn[index] = this.story.lanes[index].records.length;
+      });
+      const latest = (kind) => records.filter((record) => record.k === kind).at(-1);
+      const ratio = latest("ratio");
+      if (ratio) this.score.ratio(ratio.v);
+      const same = latest("same");
+      if (same) this.same.show(same);
     }
 
     take(record) {
@@ -102,48 +115,109 @@
         case "error":
           this.say(record.message, "error");
           break;
+        case "recorded":
+          this.announced = record;
+          break;
         case "race":
           this.begin(record);
           break;
+        case "insight":
+          this.story.add(record);
+          break;
         case "done":
-          if (record.ok) this.spoken.textContent = text("spoken_end", { ratio: this.ratioValue.textContent });
-          this.over();
+          this.over(record.ok);
           break;
       }
     }
 
-    draw(records) {
-      this.lanes.forEach((lane, index) => lane.draw(records.filter((record) => record.l === index)));
-      const latest = (kind) => records.filter((record) => record.k === kind).at(-1);
-      const ratio = latest("ratio");
-      if (ratio) this.ratio(ratio.v);
-      const same = latest("same");
-      if (same) this.compare(same);
-    }
-
     begin(record) {
-      this.stopReplay();
-      this.records = [];
-      this.budget = record.budget;
-      this.greedy = record.greedy;
-      this.clear();
-      this.ratio(null);
-      this.compare(null);
+      this.story = new Story(LANES.length);
+      this.story.add(record);
+      this.tellRecorded();
+      this.player.load(this.story);
+      this.why.hide();
+      this.after.hidden = true;
+      this.score.budget = record.budget;
+      this.same.greedy = record.greedy;
+      this.drawn = LANES.map(() => 0);
+      for (const lane of this.lanes) lane.clear();
+      this.score.ratio(null);
+      this.same.show(null);
       for (const lane of this.lanes) lane.setState("waiting");
       this.say(null);
-      this.spoken.textContent = text("spoken_begin");
       this.replayButton.disabled = true;
-      specdemo.setState("running");
+      if (!this.story.recorded) {
+        this.speak(text("spoken_begin"));
+        specdemo.setState("running");
+      }
     }
 
-    clear() {
-      for (const lane of this.lanes) lane.clear();
+    // A race from before: what is shown is no race that runs.
+    tellRecorded() {
+      const record = this.announced;
+      this.announced = null;
+      if (record) this.story.add(record);
+      this.recorded.hidden = !record;
+      if (!record) return;
+      const date = new Date(record.date).toLocaleDateString(document.documentElement.lang || undefined, { dateStyle: "long" });
+      this.recorded.replaceChildren(
+        make("strong", {}, text("recorded_title")), " ", text("recorded_about", { ...record, date }),
+        make("q", { class: "sd-recorded-prompt", dir: "auto" }, record.prompt));
     }
 
-    // Also called when the stream ended without a word.
-    over() {
+    // The log ended, or the stream did without a word.
+    over(ok = false) {
       specdemo.setState("idle");
-      this.replayButton.disabled = !this.records.some((record) => record.k === "round");
+      const told = this.story.lanes.some((lane) => lane.rounds.length > 1);
+      this.replayButton.disabled = !told;
+      this.after.hidden = !told;
+      if (!told) return;
+      this.player.load(this.story);
+      this.timeline.show(this.story);
+      this.lessons.show(this.story);
+      this.round.clear();
+      this.look(this.story.duration);
+      if (this.story.recorded) this.introduce();
+      else if (ok) this.speak(text("spoken_end", { ratio: this.score.value.textContent }));
+    }
+
+    // The recorded race plays once, unasked, unless the visitor wants no motion.
+    introduce() {
+      if (!specdemo.introduced && !specdemo.calm()) this.player.introduce();
+      specdemo.introduced = true;
+    }
+
+    // The player moved to moment t.
+    at(t) {
+      this.lanes.forEach((lane, index) => {
+        const { records } = this.story.lanes[index];
+        const told = this.story.told(index, t);
+        if (told < this.drawn[index]) {
+          lane.rewind();
+          this.drawn[index] = 0;
+        }
+        lane.draw(records.slice(this.drawn[index], told));
+        this.drawn[index] = told;
+      });
+      this.look(t);
+    }
+
+    look(t) {
+      this.round.show(this.story, t);
+      this.timeline.follow(t);
+      this.why.place();
+    }
+
+    playing(playing) {
+      this.replayNote.hidden = !playing;
+      this.replayButton.textContent = text(playing ? "replay_skip" : "replay");
+    }
+
+    // The lanes may not have got that far yet: then they go there first.
+    askWhy(round, place, box) {
+      const told = this.story.round(1, round);
+      if (told.t > this.player.t) this.player.seek(told.t);
+      this.why.ask(round, place, box);
     }
 
     lost() {
@@ -156,8 +230,7 @@
     comeIntoView() {
       const box = this.element.getBoundingClientRect();
       if (box.top > 0.6 * innerHeight || box.bottom < 0.4 * innerHeight) {
-        const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-        this.element.scrollIntoView({ block: "start", behavior: calm ? "auto" : "smooth" });
+        this.element.scrollIntoView({ block: "start", behavior: specdemo.calm() ? "auto" : "smooth" });
       }
     }
 
@@ -168,79 +241,25 @@
       this.banner.textContent = sentence ?? "";
     }
 
+    speak(sentence) {
+      this.spoken.append(make("p", {}, sentence));
+    }
+
     waitText(record) {
       if (record.why === "line") return record.place > 1 ? text("wait_line", record) : text("wait_line_next");
       return text(`wait_${record.why}`) + (record.message ? ` ${record.message}` : "");
     }
-
-    ratio(value) {
-      const word = value === null ? "waiting" : value > 1 ? "faster" : value < 1 ? "slower" : "equal";
-      this.ratioValue.textContent = show.ratio(value);
-      this.ratioWord.textContent = text(`ratio_${word}`);
-      this.ratioValue.parentElement.dataset.ratio = word;
-    }
-
-    compare(record) {
-      const line = this.sameLine;
-      line.replaceChildren();
-      line.dataset.same = "";
-      if (record === null) {
-        if (this.greedy === false) this.verdict("sampled", text("same_sampled"));
-        return;
-      }
-      if (record.at === null) {
-        const key = !record.final ? "same_running" : record.cut ? "same_prefix" : "same_final";
-        this.verdict("equal", text(key, record));
-        return;
-      }
-      const token = (pair) => (pair ? JSON.stringify(pair[1]) : text("same_end_of_text"));
-      this.verdict("parted", text("same_parts", { at: record.at + 1, a: token(record.a), b: token(record.b) }));
-      line.append(" ", text(record.numerics ? "same_numerics" : "same_bug"));
-    }
-
-    verdict(same, sentence) {
-      this.sameLine.dataset.same = same;
-      this.sameLine.append(sentence);
-    }
-
-    // Both lanes at once, each record when its own lane's clock says so. Nothing is computed: the log has it all.
-    startReplay() {
-      const queues = this.lanes.map((_, index) => this.records.filter((record) => record.l === index));
-      const positions = queues.map(() => 0);
-      this.clear();
-      for (const lane of this.lanes) lane.setState("replay");
-      this.replayNote.hidden = false;
-      this.replayButton.textContent = text("replay_skip");
-      const began = performance.now();
-      const frame = () => {
-        const elapsed = (performance.now() - began) / 1000;
-        this.lanes.forEach((lane, index) => {
-          const from = positions[index];
-          while (positions[index] < queues[index].length && queues[index][positions[index]].t <= elapsed) positions[index]++;
-          lane.draw(queues[index].slice(from, positions[index]));
-        });
-        if (positions.every((position, index) => position >= queues[index].length)) this.finishReplay();
-        else this.replaying = requestAnimationFrame(frame);
-      };
-      this.replaying = requestAnimationFrame(frame);
-    }
-
-    finishReplay() {
-      this.stopReplay();
-      this.clear();
-      this.draw(this.records);
-    }
-
-    stopReplay() {
-      if (this.replaying) cancelAnimationFrame(this.replaying);
-      this.replaying = null;
-      this.replayNote.hidden = true;
-      this.replayButton.textContent = text("replay");
-    }
   }
 
-  specdemo.mountStage = (root, log, watch) => {
-    const stage = new Stage(root);
+  // In an element of its own: log() is the text so far, watch calls back when it has grown. pick: the form may take
+  // what is in specdemo.picked, a prompt and a draft length; null where there is no form.
+  specdemo.mountStage = (root, log, watch, pick = null) => {
+    const raceWith = pick && ((...picked) => {
+      specdemo.picked = picked;
+      pick();
+    });
+    specdemo.stage?.close();
+    const stage = new Stage(root, raceWith);
     specdemo.stage = stage;
     specdemo.setState("idle");
     stage.read(log() ?? "");
@@ -263,11 +282,15 @@
   // Race was pressed: say so before the server answers.
   specdemo.begin = () => {
     if (document.body.dataset.race !== "idle") return; // the keyboard asks again while a race runs
+    specdemo.stage.player.pause();
     specdemo.setState("waiting");
     watchServer();
     specdemo.stage.say(text("wait_start"), "wait");
     specdemo.stage.comeIntoView();
   };
+
+  // The form took a prompt and a draft length: race them.
+  specdemo.press = () => document.querySelector("#race-button").click();
 
   // The stream is over, whatever its last word was.
   specdemo.finished = () => specdemo.stage.lost();

@@ -1,0 +1,38 @@
+// Whether the two texts are the same, and where they part: the line under the lanes.
+(function (specdemo) {
+  "use strict";
+  const { make, text } = specdemo;
+
+  class Same {
+    constructor() {
+      this.greedy = undefined;
+      this.element = make("div", { class: "sd-same" });
+    }
+
+    show(record) {
+      this.element.replaceChildren();
+      this.element.dataset.same = "";
+      if (record === null) {
+        if (this.greedy === false) this.verdict("sampled", text("same_sampled"));
+        return;
+      }
+      if (record.at === null) {
+        const key = !record.final ? "same_running" : record.cut ? "same_prefix" : "same_final";
+        this.verdict("equal", text(key, record));
+        return;
+      }
+      const token = (pair) => (pair ? JSON.stringify(pair[1]) : text("same_end_of_text"));
+      this.verdict("parted", text("same_parts", { at: record.at + 1, a: token(record.a), b: token(record.b) }));
+      const [a, b] = (record.gaps ?? []).map((gap) => gap?.toFixed(3));
+      if (a !== undefined && b !== undefined) this.element.append(" ", text("same_gap", { a, b }));
+      this.element.append(" ", text(record.numerics ? "same_numerics" : "same_bug"));
+    }
+
+    verdict(same, sentence) {
+      this.element.dataset.same = same;
+      this.element.append(sentence);
+    }
+  }
+
+  specdemo.Same = Same;
+})(window.specdemo);

@@ -1,0 +1,42 @@
+// The big numbers: both speeds, how far each lane is, and the speedup between them.
+(function (specdemo) {
+  "use strict";
+  const { make, text, show } = specdemo;
+
+  class Score {
+    constructor(lanes) {
+      this.budget = 0;
+      this.value = make("span", { class: "sd-ratio-value" });
+      this.word = make("span", { class: "sd-ratio-word" });
+      // the form's own Stop may be out of sight
+      const stop = make("button", { class: "sd-small-button sd-stop", type: "button" }, text("stop"));
+      stop.addEventListener("click", () => document.querySelector("#stop-button").click());
+      this.middle = make("div", { class: "sd-ratio" }, this.value, this.word, stop);
+      this.element = make("div", { class: "sd-scores" }, this.side(lanes[0]), this.middle, this.side(lanes[1]));
+      this.ratio(null);
+    }
+
+    side(lane) {
+      const speed = make("span", { class: "sd-speed-value" }, show.speed(null));
+      const track = make("span", { class: "sd-track-fill" });
+      lane.onSpeed = (record) => {
+        speed.textContent = show.speed(record.tps);
+        const share = this.budget ? (record.tokens ?? 0) / this.budget : 0;
+        track.style.transform = `scaleX(${Math.min(1, share)})`;
+      };
+      return make("div", { class: `sd-score sd-score-${lane.name}`, "data-score": lane.name },
+        make("span", { class: "sd-score-name" }, text(`lane_${lane.name}`)),
+        make("span", { class: "sd-speed" }, speed, make("span", { class: "sd-unit" }, text("tps_unit"))),
+        make("span", { class: "sd-track", "aria-hidden": "true" }, track));
+    }
+
+    ratio(value) {
+      const word = value === null ? "waiting" : value > 1 ? "faster" : value < 1 ? "slower" : "equal";
+      this.value.textContent = show.ratio(value);
+      this.word.textContent = text(`ratio_${word}`);
+      this.middle.dataset.ratio = word;
+    }
+  }
+
+  specdemo.Score = Score;
+})(window.specdemo);

@@ -1,0 +1,184 @@
+// Where the time went: both lanes on one axis of engine time, each round with its measured phases. A phase of a whole
+// lane is a single path whose unit is the second, so zooming only moves the view.
+(function (specdemo) {
+  "use strict";
+  const { make, draw, text, show } = specdemo;
+
+  const LANES = ["standard", "speculative"];
+  const PHASES = ["draft", "verify", "judge", "rest"]; // as in a record's `s`, and what is left of the round
+  const CLOSEST = 400; // times the whole
+  const TICKS = [1, 2, 5];
+  const LABEL_PX = 90;
+
+  class Timeline {
+    // seek(t): somebody points at a moment.
+    constructor(seek) {
+      this.seek = seek;
+      this.view = { from: 0, span: 1 };
+      this.length = 1;
+      this.now = 0;
+      this.build();
+    }
+
+    build() {
+      this.rows = LANES.map((name) => {
+        const picture = draw("svg", { class: "sd-time-svg", preserveAspectRatio: "none", "aria-hidden": "true" });
+        return { name, picture, element: make("div", { class: `sd-time-row sd-time-${name}`, "data-time": name }, picture) };
+      });
+      this.head = make("div", { class: "sd-time-head", "aria-hidden": "true" });
+      this.axis = make("div", { class: "sd-time-axis", "aria-hidden": "true" });
+      this.strip = make("div", { class: "sd-time-strip", tabindex: "0", role: "group", "aria-label": text("timeline_about") },
+        ...this.rows.map((row) => row.element), this.axis, this.head);
+      this.detail = make("p", { class: "sd-time-detail" });
+      const button = (name, sign, act) => {
+        const element = make("button", { type: "button", class: "sd-small-button sd-key", "data-zoom": name, "aria-label": text(`zoom_${name}`), title: text(`zoom_${name}`) }, sign);
+        element.addEventListener("click", act);
+        return element;
+      };
+      const legend = make("ul", { class: "sd-time-legend" }, ...PHASES.map((phase) =>
+        make("li", {}, make("span", { class: `sd-swatch sd-phase-${phase}`, "aria-hidden": "true" }), text(`phase_${phase}`))));
+      this.element = make("section", { class: "sd-card sd-timeline" },
+        make("header", { class: "sd-card-head" },
+          make("h3", {}, text("timeline_title")), legend,
+          make("div", { class: "sd-zoom", role: "group", "aria-label": text("zoom") },
+            button("out", "−", () => this.zoom(0.5)), button("in", "+", () => this.zoom(2)), button("all", "⤢", () => this.look(0, this.length)))),
+        make("div", { class: "sd-time-body" },
+          make("div", { class: "sd-time-names" }, ...LANES.map((name) => make("span", {}, text(`lane_short_${name}`)))),
+          this.strip),
+        this.detail);
+      this.listen();
+    }
+
+    listen() {
+      const strip = this.strip;
+      let grip = null;
+      strip.addEventListener("pointerdown", (event) => {
+        if (event.button !== 0) return;
+        grip = { x: event.clientX, from: this.view.from, moved: false };
+        strip.setPointerCapture(event.pointerId);
+      });
+      strip.addEventListener("pointermove", (event) => {
+        if (!grip) {
+          this.tell(this.timeOf(event), this.rowOf(event));
+          return;
+        }
+        const shift = event.clientX - grip.x;
+        grip.moved ||= Math.abs(shift) > 4;
+        if (grip.moved) this.look(grip.from - (shift / strip.clientWidth) * this.view.span, this.view.span);
+      });
+      strip.addEventListener("pointerup", (event) => {
+        if (grip && !grip.moved) this.seek(this.timeOf(event));
+        grip = null;
+      });
+      strip.addEventListener("pointercancel", () => (grip = null));
+      strip.addEventListener("pointerleave", () => this.tell(this.now, 1));
+      strip.addEventListener("wheel", (event) => {
+        if (!event.ctrlKey && !event.metaKey) return; // else the wheel is the page's
+        event.preventDefault();
+        this.zoom(Math.exp(-event.deltaY / 200), this.timeOf(event));
+      }, { passive: false });
+      strip.addEventListener("keydown", (event) => {
+        const act = {
+          "+": () => this.zoom(2), "=": () => this.zoom(2), "-": () => this.zoom(0.5), 0: () => this.look(0, this.length),
+          ArrowLeft: () => this.look(this.view.from - this.view.span / 8, this.view.span),
+          ArrowRight: () => this.look(this.view.from + this.view.span / 8, this.view.span),
+        }[event.key];
+        if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+        event.preventDefault();
+        act();
+      });
+    }
+
+    timeOf(event) {
+      const box = this.strip.getBoundingClientRect();
+      return this.view.from + ((event.clientX - box.left) / box.width) * this.view.span;
+    }
+
+    rowOf(event) {
+      return event.clientY > this.rows[1].element.getBoundingClientRect().top ? 1 : 0;
+    }
+
+    show(story) {
+      this.story = story;
+      this.length = story.duration || 1;
+      story.lanes.forEach((lane, index) => {
+        const paths = { draft: ["", ""], verify: ["", ""], judge: ["", ""], rest: ["", ""] };
+        lane.rounds.forEach((round, number) => {
+          let at = round.from;
+          const bar = (phase, until) => {
+            if (until > at) paths[phase][number % 2] += `M${at} 0H${until}V1H${at}Z`;
+            at = Math.max(at, until);
+          };
+          round.s.forEach((seconds, phase) => bar(PHASES[phase], Math.min(round.t, at + seconds)));
+          bar("rest", round.t);
+        });
+        this.rows[index].picture.replaceChildren(...PHASES.flatMap((phase) =>
+          paths[phase].map((d, odd) => draw("path", { d, class: `sd-phase-${phase}${odd ? " sd-odd" : ""}` }))));
+      });
+      this.strip.setAttribute("aria-label", `${text("timeline_about")} ${story.lanes.map((lane, index) =>
+        text("timeline_lane", { lane: text(`lane_${LANES[index]}`), rounds: Math.max(0, lane.rounds.length - 1), time: show.seconds(lane.rounds.at(-1)?.t) })).join(" ")}`);
+      this.look(0, this.length);
+    }
+
+    zoom(factor, around = this.inView(this.now) ? this.now : this.view.from + this.view.span / 2) {
+      const span = Math.min(this.length, Math.max(this.length / CLOSEST, this.view.span / factor));
+      this.look(around - ((around - this.view.from) * span) / this.view.span, span);
+    }
+
+    inView(t) {
+      return t >= this.view.from && t <= this.view.from + this.view.span;
+    }
+
+    look(from, span) {
+      this.view = { from: Math.min(Math.max(0, from), this.length - span), span };
+      for (const row of this.rows) row.picture.setAttribute("viewBox", `${this.view.from} 0 ${span} 1`);
+      this.ticks();
+      this.at(this.now);
+    }
+
+    ticks() {
+      const most = Math.max(2, Math.floor((this.strip.clientWidth || 600) / LABEL_PX));
+      const power = 10 ** Math.floor(Math.log10(this.view.span / most));
+      const step = power * (TICKS.find((tick) => this.view.span / (tick * power) <= most) ?? 10);
+      const labels = [];
+      for (let i = Math.ceil(this.view.from / step); i * step <= this.view.from + this.view.span * 1.0001; i++) {
+        const place = ((i * step - this.view.from) / this.view.span) * 100;
+        labels.push(make("span", { class: "sd-tick", style: `left: ${place}%` }, i === 0 ? "0" : this.time(i * step, step)));
+      }
+      this.axis.replaceChildren(...labels);
+    }
+
+    time(t, step) {
+      if (step >= 0.1) return `${t.toFixed(step < 1 ? 1 : 0)} s`;
+      return `${(1000 * t).toFixed(step < 0.001 ? 1 : 0)} ms`;
+    }
+
+    // The moment that the lanes show.
+    at(t) {
+      this.now = t;
+      this.head.hidden = !this.inView(t);
+      this.head.style.left = `${((t - this.view.from) / this.view.span) * 100}%`;
+      this.tell(t, 1);
+    }
+
+    // Follow the moment while the race plays.
+    follow(t) {
+      if (!this.inView(t)) this.look(t - this.view.span / 8, this.view.span);
+      this.at(t);
+    }
+
+    tell(t, lane) {
+      const rounds = this.story?.lanes[lane].rounds ?? [];
+      const round = rounds.find((other) => other.t >= t) ?? rounds.at(-1);
+      if (!round) {
+        this.detail.textContent = "";
+        return;
+      }
+      const parts = round.s.map((seconds, phase) => (seconds > 0 ? `${text(`phase_${PHASES[phase]}`)} ${show.seconds(seconds)}` : null)).filter(Boolean);
+      const name = round.n ? text("timeline_round", { n: round.n }) : text("round_title_first");
+      this.detail.textContent = `${text(`lane_short_${LANES[lane]}`)}, ${name}: ${parts.join(", ")}; ${text("timeline_tokens", { n: round.c - (rounds[rounds.indexOf(round) - 1]?.c ?? 0) })}`;
+    }
+  }
+
+  specdemo.Timeline = Timeline;
+})(window.specdemo);
