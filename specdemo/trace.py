@@ -85,12 +85,14 @@ def parse(text: str, name: str = "The recording") -> list[Event]:
 
 
 def with_metrics(events: Iterable[Event]) -> Iterator[Event]:
-    """The events of any lanes, each `Finished` with the metrics of its own."""
+    """The events of any lanes, each `Finished` with the metrics of its own, as JSON gives them back."""
     folds: dict[str, Fold] = {}
     for event in events:
         folded = folds.setdefault(event.lane, Fold())
         folded.add(event)
-        yield replace(event, metrics=asdict(folded.metrics())) if isinstance(event, Finished) else event
+        if isinstance(event, Finished):
+            event = replace(event, metrics=_as_json(asdict(folded.metrics())))
+        yield event
 
 
 def check(events: Sequence[Event]) -> None:
@@ -193,8 +195,12 @@ def _bad_seconds(*seconds: float) -> str:
 def _agree(told: Mapping[str, Any], counted: Mapping[str, Any]) -> bool:
     """Whether the metrics that came with a run are its own; those that only one side knows are left aside."""
     both = [name for name in counted if name in told]
-    ours, theirs = ([json.loads(json.dumps(side[name])) for name in both] for side in (counted, told))
-    return ours == theirs
+    return [_as_json(counted[name]) for name in both] == [_as_json(told[name]) for name in both]
+
+
+def _as_json(value: Any) -> Any:
+    """Tuples as lists, as they come back from a file."""
+    return json.loads(json.dumps(value))
 
 
 def _build(cls: type, record: Mapping[str, Any]) -> Any:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specdemo.arena import RaceRequest
+from specdemo.comparison import Comparison, Progress, Row, Winner
+from specdemo.elsewhere import Usage
 from specdemo.errors import BadRequest
 from specdemo.events import (
     Committed,
@@ -152,6 +154,15 @@ def echo_race(words: Sequence[str], precision: str = "float32", notes: tuple[str
     return interleaved(standard, speculative)
 
 
+COMPARED = (
+    Row("standard", path="lean", precision="float32", tokens=9, tokens_per_second=10.0, speedup=1.0, equal=True),
+    Row("hf", path="generate", precision="float32", tokens=9, tokens_per_second=4.0, speedup=0.4, equal=False),
+    Row("prompt-lookup", tokens=9, tokens_per_second=20.0, speedup=2.0, acceptance_rate=0.5, equal=True),
+    Row("hf-assisted", reason="<b>There is no draft model.</b>"),
+)
+"""What every scripted comparison finds."""
+
+
 @dataclass(frozen=True)
 class FakeStatus:
     state: str
@@ -197,6 +208,26 @@ class FakeArena:
             with self._lock:
                 self.running -= 1
                 self._visitor = None
+
+    def compare(self, request: RaceRequest, visitor: str = "") -> Iterator[Comparison]:
+        """Three methods, one of which cannot run; the prompt "slow" runs until it is stopped, "crash" raises."""
+        self._visitor = visitor
+        self._stop.clear()
+        try:
+            if request.prompt == "crash":
+                raise RuntimeError("scripted fault")
+            for index, row in enumerate(COMPARED):
+                yield Progress(row.method, index, len(COMPARED), 0.5)
+                while request.prompt == "slow" and not self._stop.is_set():
+                    time.sleep(0.02)
+                    yield Progress(row.method, index, len(COMPARED), 0.5)
+                if self._stop.is_set():
+                    return
+                time.sleep(self.seconds_an_event)
+                yield row
+            yield Winner("prompt-lookup", 2.0, (Usage("vLLM", f"vllm serve {request.prompt}", True),))
+        finally:
+            self._visitor = None
 
     def _tell(self, prompt: str) -> Iterator[Event]:
         if prompt == "crash":

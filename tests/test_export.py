@@ -105,7 +105,7 @@ def sentence(text: object) -> str:
 @pytest.mark.parametrize("write", [as_lines, as_page], ids=["lines", "page"])
 def test_a_file_that_was_cut_off_anywhere_is_refused(write: Callable[[Recording], str]) -> None:
     text = write(race(WORDS[:8]))
-    complete = len(text) if write is as_lines else text.index("</script>", text.index("specdemo-run"))
+    complete = len(text.rstrip())
     cuts = {*range(0, complete - 1, max(1, complete // 150)), complete - 2}
     for cut in sorted(cuts):
         sentence(text[:cut])

@@ -55,7 +55,8 @@ def as_page(recording: Recording, language: str = LANGUAGES[0]) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; base-uri 'none'; "
         "form-action 'none'"
     )
-    run = {"prompt": recording.prompt, "events": [json.loads(line) for line in as_lines(recording).splitlines()]}
+    whole = trace.with_metrics(recording.events)
+    run = {"prompt": recording.prompt, "events": [json.loads(trace.to_json(event)) for event in whole]}
     return _FILE.format(
         language=language,
         policy=html.escape(policy, quote=True),
@@ -70,8 +71,7 @@ def as_page(recording: Recording, language: str = LANGUAGES[0]) -> str:
 def replayed(recording: Recording, id: str = "kept") -> str:
     """The log of a recorded race, as the page draws it; a new `id` makes it a new log. Raises BadRequest for settings
     that no run can have."""
-    settings = next(event.settings for event in recording.events if isinstance(event, Started))
-    decoding = _settings(settings)
+    decoding, *_ = [_settings(event.settings) for event in recording.events if isinstance(event, Started)]
     view = RaceView(decoding.max_new_tokens, decoding.greedy, recording.prompt)
     log = record("log", id=id)
     for number, event in enumerate(recording.events):
@@ -100,7 +100,7 @@ def _from_page(text: str) -> Recording:
         raise BadRequest(strings()["error_file_kind"])
     begin += len(_RUN)
     end = text.find(_END, begin)
-    if end < 0:
+    if end < 0 or not text.rstrip().endswith("</html>"):
         raise BadRequest(strings()["error_file_cut"])
     try:
         run: dict[str, Any] = json.loads(text[begin:end])
