@@ -25,7 +25,18 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdemo.distill import command
-from specdemo.distill.data import ANSWER, Corpus, collate, frequent_ids, grouped, load, occurrences, split
+from specdemo.distill.data import (
+    ANSWER,
+    QUESTION,
+    Corpus,
+    collate,
+    frequent_ids,
+    grouped,
+    load,
+    occurrences,
+    split,
+    with_questions,
+)
 from specdemo.distill.evaluate import acceptance, agreements, greedy_answers
 from specdemo.distill.export import export_draft, export_plain
 from specdemo.distill.generate import Frame, choose, generate
@@ -249,6 +260,19 @@ def test_a_batch_asks_for_the_token_after_each_row(shards: list[Path]) -> None:
                 assert batch.top_ids[row].tolist() == corpus.top_ids[index].tolist()
                 row += 1
     assert row == len(batch.rows)
+
+
+def test_questions_are_learned_where_asked_for_and_only_with_an_opinion(shards: list[Path]) -> None:
+    corpus = load(shards)
+    lessons = with_questions(corpus, [2])
+    changed = np.flatnonzero(lessons.role != corpus.role)
+    inside = (changed >= corpus.offsets[2]) & (changed < corpus.offsets[3])
+    assert len(changed) > 0
+    assert inside.all()
+    assert (corpus.role[changed] == QUESTION).all()
+    assert (lessons.role[changed] == ANSWER).all()
+    assert (corpus.top_logprobs[changed, 0] != 0).all()
+    assert len(collate(lessons, [2]).rows) == len(collate(corpus, [2]).rows) + len(changed)
 
 
 def test_prompts_are_found_in_the_data_where_they_are(shards: list[Path]) -> None:

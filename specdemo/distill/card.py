@@ -65,7 +65,7 @@ Of the {looked} prompts of the evaluation suite, {found} occur in it.
 Started from {start}.
 What is learned are the layers, the final norm and the offsets. AdamW, peak learning rate
 {story.recipe.learning_rate:g}, about {story.recipe.tokens_per_batch:,} tokens a batch, the rate falling to zero as the
-time runs out; cross-entropy against the target's four likeliest tokens at every token of the answers.
+time runs out; cross-entropy against the target's four likeliest tokens at every token of answers and questions.
 {story.progress.tokens:,} tokens seen ({story.progress.step:,} steps, {story.progress.seconds / 60:.0f} minutes).
 
 ## Figures

@@ -171,7 +171,7 @@ def _distilled(
 
     from ..models.loading import eos_ids
     from .card import Story, write_card
-    from .data import frequent_ids, load, occurrences, split, without_loops
+    from .data import frequent_ids, load, occurrences, split, with_questions, without_loops
     from .evaluate import acceptance, agreements, greedy_answers
     from .export import export_draft, export_plain
     from .student import Student, target_parts
@@ -211,7 +211,7 @@ def _distilled(
     def tick(share: float) -> None:
         bar("Training", share)
 
-    lessons = without_loops(corpus, training)
+    lessons = with_questions(without_loops(corpus, training), training)
     progress = train(student, lessons, training, held_out[:64], recipe, work, report, tick, circuit, args.resume)
     texts = [corpus.text(i) for i in held_out[:32]]
     name = "SmolLM2-135M-Instruct" if args.target == "embedded" else str(args.target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ANSWER = 2
+QUESTION, ANSWER = 1, 2
 HELD_OUT_PERCENT = 3
 
 
@@ -156,6 +156,19 @@ def _until_loop(text: Sequence[int], first: int, longest: int) -> int:
         if run >= longest and position >= first:
             return position + 1
     return len(text)
+
+
+def with_questions(corpus: Corpus, conversations: Sequence[int]) -> Corpus:
+    """The corpus with the invented questions of `conversations` to be learned as well as their answers.
+
+    The target's opinion on each token of its questions is known as that on its answers: a quarter more to learn from,
+    where text is what a draft is short of. Rows that hold no opinion (all zero) stay out.
+    """
+    learned = np.zeros(len(corpus.tokens), bool)
+    for i in conversations:
+        learned[corpus.offsets[i] : corpus.offsets[i + 1]] = True
+    learned &= (corpus.role == QUESTION) & (corpus.top_logprobs[:, 0] != 0)
+    return replace(corpus, role=np.where(learned, np.uint8(ANSWER), corpus.role))
 
 
 def occurrences(corpus: Corpus, ids: Sequence[int]) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data import ANSWER, save_shard
+from .data import ANSWER, QUESTION, save_shard
 from .requests import seed_words
 from .slots import SlotDecoder
 
@@ -30,7 +30,7 @@ GREEDY_SHARE = 0.6
 TEMPERATURES = (0.6, 0.8, 1.0)
 ANSWER_LIMITS = (96, 160, 220)
 QUESTION_LIMIT = 64
-SEED, QUESTION = 0, 1
+SEED = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from .wiring import Circuit
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 
 _HOLD_OFFSETS_EVERY = 8  # steps: the one projection that costs something, and steps are small
-_OFFSETS_RATE = 0.3  # of the learning rate: a rare token's few gradients would throw it far
+_OFFSETS_RATE = 0.1  # of the learning rate: a rare token's few gradients would throw it far
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Recipe:
     warmup: float = 0.02  # until the rate is at its peak
     hold: float = 0.3  # until it begins to fall
     release: float = 0.8  # until then a wired circuit is held
-    weight_decay: float = 0.05
+    weight_decay: float = 0.1
     clip: float = 1.0
     checkpoint_seconds: float = 180.0
     seed: int = 0
@@ -107,10 +107,10 @@ def train(
     def keep() -> None:
         figures = {**asdict(progress), **evaluate(student, corpus, held_out)}
         figures["tokens_per_second"] = progress.tokens / max(progress.seconds, 1e-9)
+        _save(folder / CHECKPOINT, student, optimizer, progress)  # before the log, which must not tell of lost steps
         with (folder / LOG).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({name: round(value, 5) for name, value in figures.items()}) + "\n")
         report(figures)
-        _save(folder / CHECKPOINT, student, optimizer, progress)
 
     if progress.step == 0:
         keep()
