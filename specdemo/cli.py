@@ -1,4 +1,4 @@
-"""The command line: `python -m specdemo generate | bench | replay | distill`.
+"""The command line: `python -m specdemo generate | bench | replay | plan | distill`.
 
 Standard output holds the result and nothing else; progress, notes and summaries go to standard error. A mistake that
 the user can mend is one line and exit code 2, a run that fails exit code 1, Ctrl-C 130. Commands import what they need
@@ -357,12 +357,28 @@ def _distill(args: argparse.Namespace) -> int:
     return command.run(args)
 
 
+# -- plan --------------------------------------------------------------------------------------------------------------
+
+
+def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    from .plan import command
+
+    command.add_arguments(parser)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from .plan import command
+
+    return command.run(args)
+
+
 COMMANDS = {
     "generate": _Command(
         "Answer a prompt, every drafted token in the colour of its fate.", _add_generate_arguments, _generate
     ),
     "bench": _Command("Measure methods against each other on a suite of prompts.", _add_bench_arguments, _bench),
     "replay": _Command("Print a recorded run.", _add_replay_arguments, _replay),
+    "plan": _Command("Tell what fits where, in which precision; nothing is loaded.", _add_plan_arguments, _plan),
     "distill": _Command("Train a small draft model for a target.", _add_distill_arguments, _distill),
 }
 

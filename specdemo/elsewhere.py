@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .models.loading import EMBEDDED_NAME, Pair
+from .models.loading import Pair
+from .models.names import EMBEDDED_NAME
 from .models.reduced_vocab import is_draft_folder
 from .settings import Settings
 

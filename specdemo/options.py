@@ -40,6 +40,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="float32, bfloat16, float16, int8 or auto: what the device is fast at (default: auto)",
     )
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps or auto (default: auto)")
+    group.add_argument(
+        "--pair", metavar="NAME", help="a named pair in place of --target and --draft (see plan --list), or auto"
+    )
+    group.add_argument(
+        "--quantize",
+        default="auto",
+        help="none, int8 or nf4: weights of the target in 8 or 4 bit by bitsandbytes; auto: where it does not fit "
+        "otherwise (default: auto)",
+    )
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +133,7 @@ def settings_from(args: argparse.Namespace) -> Settings:
 
 
 def load_pair_from(args: argparse.Namespace, progress: Callable[[str, float], None] | None = None) -> Pair:
-    """Load what the model arguments name. Raises SpecdemoError."""
-    from .models.loading import load_pair
+    """Load what the model arguments name, as this machine's memory allows. Raises SpecdemoError."""
+    from .plan.load import load_fitting
 
-    return load_pair(args.target, args.draft, args.dtype, args.device, progress)
+    return load_fitting(args.target, args.draft, args.pair, args.dtype, args.device, args.quantize, progress)

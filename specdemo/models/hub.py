@@ -69,6 +69,14 @@ def checked_folder(folder: Path, name: str) -> Path:
     raise ModelUnavailable(f"{name} has no safetensors weights, the only kind that is read here: convert it first.")
 
 
+def needs_code(folder: Path) -> bool:
+    """Whether the model's configuration names code in its own repository."""
+    try:
+        return "auto_map" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
 def _indexed(folder: Path) -> set[str]:
     """The weight files that the folder's index names; none where there is no index."""
     try:

@@ -23,12 +23,9 @@ from .cuda_graphs import WIDTHS, StaticForward
 from .lean_buffers import LeanBuffers
 from .lean_layer import LeanLayer, unit_norm
 from .linear import Linear, activation_dtype, pack_linear, precision_obstacle
+from .names import FAMILIES
 from .rope import Rope, rope_obstacle
 from .rotation import rotate
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
-"""Architectures by transformers' `model_type`. Their tensors have the same names; what one has and another has not
-(biases, norms of queries and keys, layers without rotation) is read from the configuration and the tensors."""
 
 _PREFILL_CHUNK = 512
 _CAPACITY_STEP = 256

@@ -7,10 +7,10 @@ Everything that can be known from configuration files is checked before weights 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -23,20 +23,33 @@ from ..errors import BadRequest, ModelUnavailable, SpecdemoError
 from ..text import TokenText
 from .base import LanguageModel
 from .embedded import ensure_embedded
-from .hub import checked_folder, hub_errors
+from .hub import checked_folder, hub_errors, needs_code
 from .lean import LeanLM
 from .linear import PRECISIONS, best_cpu_precision, precision_obstacle
+from .names import AUTO, EMBEDDED, EMBEDDED_NAME, NONE
+from .quantize import load_quantized
 from .reduced_vocab import SHIPPED, is_draft_folder, load_draft
 from .transformers_lm import TransformersLM
 
-EMBEDDED, EMBEDDED_NAME = "embedded", "SmolLM2-135M-Instruct"
-AUTO, NONE = "auto", "none"
+if TYPE_CHECKING:
+    from ..plan.choose import Plan
+
 WIDENED = "The embedded target is a 4-bit file (Q4_1) widened to 16 bit."
 DTYPE_CHOICES = ("auto", *PRECISIONS)
 
 Progress = Callable[[str, float], None]
 
 _REPOSITORY_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "LICENSE*"]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How one model is kept: `dtype` as `--dtype`, `quantize` "none" or a kind of `quantize.KINDS`, whose other weights
+    are then in `dtype`. `room`: bytes of weights by device, for accelerate, where one device is not enough."""
+
+    dtype: str = AUTO
+    quantize: str = NONE
+    room: Mapping[int | str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,7 @@ class Pair:
     target_folder: Path
     draft_folder: Path | None = None
     notes: tuple[str, ...] = field(default=())
+    plan: Plan | None = None
 
 
 def load_pair(
@@ -59,10 +73,13 @@ def load_pair(
     dtype: str = "auto",
     device: str = "auto",
     progress: Progress | None = None,
+    keep: Keep | None = None,
+    keep_draft: Keep | None = None,
 ) -> Pair:
     """Load `target` and its draft model. `draft` is "auto" (the one that comes with the embedded target, if this is
-    it), "none", a draft distilled for this target, or any model with the target's tokenizer. Raises ModelUnavailable
-    or BadRequest, each a sentence for the user."""
+    it), "none", a draft distilled for this target, or any model with the target's tokenizer. `keep` and `keep_draft`
+    say how each is kept, where that is more than a dtype for both. Raises ModelUnavailable or BadRequest, each a
+    sentence for the user."""
     report = progress or (lambda text, share: None)
     where = choose_device(device)
     report(f"Finding {target}", 0.0)
@@ -71,7 +88,8 @@ def load_pair(
     vocabulary = tokenizer.get_vocab()
     report(f"Loading {target}", 0.7)
     name = EMBEDDED_NAME if target == EMBEDDED else target
-    target_lm = load_language_model(target_folder, name, dtype, where, vocab_size=max(vocabulary.values()) + 1)
+    keep = keep or Keep(dtype)
+    target_lm = load_language_model(target_folder, name, keep, where, vocab_size=max(vocabulary.values()) + 1)
     draft_lm, draft_folder = None, None
     if draft == AUTO and target == EMBEDDED and is_draft_folder(SHIPPED):
         draft_folder = SHIPPED
@@ -87,7 +105,7 @@ def load_pair(
             draft_vocabulary = load_tokenizer(draft_folder, draft).get_vocab()
             check_same_vocabulary(target, vocabulary, draft, draft_vocabulary)
             size = max(draft_vocabulary.values()) + 1
-            draft_lm = load_language_model(draft_folder, draft, dtype, where, vocab_size=size)
+            draft_lm = load_language_model(draft_folder, draft, keep_draft or Keep(dtype), where, vocab_size=size)
     report("Ready", 1.0)
     return Pair(
         target=target_lm,
@@ -102,13 +120,17 @@ def load_pair(
 
 
 def _load_distilled(folder: Path, target: LanguageModel) -> LanguageModel:
-    """A draft that reads the target's embeddings, in the target's precision."""
-    if not isinstance(target, LeanLM):
-        raise ModelUnavailable(
-            f"A distilled draft reads its target's embeddings, which {target.name} does not share when it runs by "
-            f"{target.forward_path}: choose another draft model, or the method prompt-lookup."
-        )
-    return load_draft(folder, target.embedding, target.precision, vocab_size=target.vocab_size)
+    """A draft that reads the target's embeddings, in the target's precision, or where that is not one of the lean
+    forward's, in what the device is fast at."""
+    if isinstance(target, LeanLM):
+        return load_draft(folder, target.embedding, target.precision, vocab_size=target.vocab_size)
+    if isinstance(target, TransformersLM):
+        precision = choose_precision(AUTO, target.device)
+        return load_draft(folder, target.embedding, precision, vocab_size=target.vocab_size)
+    raise ModelUnavailable(
+        f"A distilled draft reads its target's embeddings, which {target.name} does not share when it runs by "
+        f"{target.forward_path}: choose another draft model, or the method prompt-lookup."
+    )
 
 
 def choose_device(device: str) -> torch.device:
@@ -166,20 +188,27 @@ def load_tokenizer(folder: Path, name: str) -> Any:
     return tokenizer
 
 
-def load_language_model(folder: Path, name: str, dtype: str, device: torch.device, vocab_size: int) -> LanguageModel:
+def load_language_model(folder: Path, name: str, keep: Keep, device: torch.device, vocab_size: int) -> LanguageModel:
     """Weights onto the device, behind the lean forward where it knows the architecture, else transformers' own."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
+        if needs_code(folder):
+            raise ModelUnavailable(
+                f"{name} needs code from its repository, which is never run here: choose a model that transformers "
+                "knows."
+            ) from None
         raise ModelUnavailable(f"The configuration of {name} cannot be read ({_first_line(error)}).") from None
     if config.is_encoder_decoder:
         raise ModelUnavailable(f"{name} is an encoder-decoder model; only causal language models decode here.")
-    precision = choose_precision(dtype, device)
-    obstacle = LeanLM.supports(config) or precision_obstacle(precision, device) or _spread(folder, device)
+    precision = choose_precision(keep.dtype, device)
+    obstacle = LeanLM.supports(config) or precision_obstacle(precision, device) or _spread(folder, device, keep)
     try:
+        if keep.quantize != NONE:
+            return load_quantized(folder, config, name, keep.quantize, keep.dtype, device, vocab_size, keep.room)
         if obstacle is None:
             return LeanLM(config, _read_weights(folder, device), name, precision, vocab_size)
-        return _load_with_transformers(folder, config, name, dtype, device, vocab_size, obstacle)
+        return _load_with_transformers(folder, config, name, keep, device, vocab_size, obstacle)
     except (torch.cuda.OutOfMemoryError, MemoryError):
         raise ModelUnavailable(f"{name} does not fit into the memory of {device}: choose a smaller model.") from None
     except SpecdemoError:
@@ -196,8 +225,10 @@ def _read_weights(folder: Path, device: torch.device) -> dict[str, Tensor]:
     return weights
 
 
-def _spread(folder: Path, device: torch.device) -> str | None:
+def _spread(folder: Path, device: torch.device, keep: Keep) -> str | None:
     """Why one CUDA card is not enough for the weights, or None. Then accelerate places the layers."""
+    if keep.room is not None:
+        return "its layers spread over several devices by accelerate"
     if device.type != "cuda":
         return None
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -206,8 +237,9 @@ def _spread(folder: Path, device: torch.device) -> str | None:
 
 
 def _load_with_transformers(
-    folder: Path, config: Any, name: str, dtype: str, device: torch.device, vocab_size: int, reason: str
+    folder: Path, config: Any, name: str, keep: Keep, device: torch.device, vocab_size: int, reason: str
 ) -> LanguageModel:
+    dtype = keep.dtype
     if dtype == "int8":
         raise BadRequest(f"int8 runs in the lean forward only, and {name} cannot use it: {reason}.")
     precision = "float32" if dtype == "auto" and device.type == "cpu" else choose_precision(dtype, device)
@@ -219,6 +251,7 @@ def _load_with_transformers(
         config=config,
         dtype=getattr(torch, precision),
         device_map="auto" if device.type == "cuda" else None,
+        max_memory=keep.room,
         use_safetensors=True,
         trust_remote_code=False,
     ).eval()
@@ -226,8 +259,9 @@ def _load_with_transformers(
         model = model.to(device)
     elif offloaded := sorted(str(part) for part in model.hf_device_map.values() if part in ("cpu", "disk")):
         reason += f"; {len(offloaded)} parts are offloaded from the card, which makes every forward slow"
-    context = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048)
-    return TransformersLM(model, name, precision, min(vocab_size, int(config.vocab_size)), context, reason)
+    text = config.get_text_config()
+    context = int(getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 2048)
+    return TransformersLM(model, name, precision, min(vocab_size, int(text.vocab_size)), context, reason)
 
 
 def check_same_vocabulary(target: str, ours: dict[str, int], draft: str, theirs: dict[str, int]) -> None:

@@ -54,7 +54,8 @@ class TransformersLM:
         self.name = name
         self.precision = precision
         self.forward_path = f"transformers ({reason or model.config.model_type})"
-        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.embedding: Tensor = model.get_input_embeddings().weight  # [rows, hidden], never quantized
+        self.device: torch.device = self.embedding.device
         self.dtype: torch.dtype = model.dtype
         self.vocab_size = vocab_size
         self.vocab_ids: Tensor | None = None
@@ -90,7 +91,8 @@ class TransformersCachedLM:
             **{self._lm.cache_keyword: self._cache},
         )
         self._cached += count
-        logits: Tensor = output.logits[0, -keep:, : self._lm.vocab_size].float()
+        # the head may lie on another card than the embeddings
+        logits: Tensor = output.logits[0, -keep:, : self._lm.vocab_size].float().to(self._lm.device)
         return logits
 
     def truncate(self, length: int) -> None:

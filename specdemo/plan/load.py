@@ -1,0 +1,79 @@
+"""Load what the plan says: `--quantize auto` is the ladder of `choose`, walked for this machine before any weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..errors import BadRequest, ModelUnavailable
+from ..models.loading import Keep, Pair, choose_device, load_pair
+from ..models.names import AUTO, EMBEDDED, NONE
+from ..models.quantize import bitsandbytes_obstacle
+from .choose import QUANTIZE_CHOICES, Plan, Wishes
+from .devices import Machine, this_machine
+from .pairs import best_pair, named, plan_pair
+from .sizes import Kept
+
+
+def load_fitting(
+    target: str = EMBEDDED,
+    draft: str = AUTO,
+    pair: str | None = None,
+    dtype: str = AUTO,
+    device: str = AUTO,
+    quantize: str = AUTO,
+    progress: Callable[[str, float], None] | None = None,
+) -> Pair:
+    """Plan for this machine, then load as planned; the pair carries the plan. `pair` is the name of a preset, or "auto"
+    for the best that fits. Raises ModelUnavailable where nothing fits, BadRequest, each a sentence for the user."""
+    if quantize not in QUANTIZE_CHOICES:
+        raise BadRequest(f"There is no --quantize {quantize!r}: choose one of {', '.join(QUANTIZE_CHOICES)}.")
+    machine = this_machine(choose_device(device), every_card=device == AUTO)
+    wishes = Wishes(dtype=dtype, quantize=quantize)
+    if pair == AUTO:
+        preset, _ = best_pair(machine, wishes)
+        pair = preset.name
+    target, draft = named(pair, target, draft)
+    plan = plan_with_what_works(target, draft, machine, wishes)
+    if not plan.fits:
+        raise ModelUnavailable(plan.reason)
+    loaded = load_pair(
+        target,
+        draft if plan.draft else NONE,
+        dtype,
+        plan.device_map.get("", machine.devices[0].name),
+        progress,
+        keep=keep_as(plan.target_kept, plan, machine),
+        keep_draft=keep_as(plan.draft_kept, None, machine) if plan.draft_kept else None,
+    )
+    told = () if plan.is_first else (plan.reason,)
+    return replace(loaded, plan=plan, notes=(*loaded.notes, *told, *plan.notes))
+
+
+def plan_with_what_works(target: str, draft: str, machine: Machine, wishes: Wishes) -> Plan:
+    """The plan, made again without bitsandbytes where that was chosen and cannot be used. It is imported only then."""
+    plan = plan_pair(target, draft, machine, wishes)
+    if "bitsandbytes" not in {kept.forward for kept in (plan.target_kept, plan.draft_kept) if kept}:
+        return plan
+    obstacle = bitsandbytes_obstacle()
+    if obstacle is None:
+        return plan
+    if wishes.quantize == AUTO:
+        return plan_pair(target, draft, machine, replace(wishes, obstacle=obstacle))
+    return plan_pair(target, draft, machine, replace(wishes, quantize=NONE, obstacle=obstacle))
+
+
+def keep_as(kept: Kept, spread: Plan | None, machine: Machine) -> Keep:
+    """What the loader is told. `spread`: the plan of a target that may lie on several devices."""
+    room: dict[int | str, int] | None = None
+    if spread and len(spread.device_map) > 1:
+        room = {}
+        for device in spread.devices:
+            load = spread.loads.get(device.name)
+            others = load.total - load.target_weights if load else 0
+            index: Any = "cpu" if device.kind == "cpu" else int(device.name.partition(":")[2])
+            room[index] = max(0, device.room - others)
+    if kept.forward == "bitsandbytes":
+        return Keep(kept.compute, kept.precision, room)
+    return Keep(kept.precision, NONE, room)
