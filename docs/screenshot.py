@@ -1,6 +1,8 @@
 """Pictures of the page for the documentation: `python docs/screenshot.py URL` with the page running at URL.
 
-Runs one race in each look and writes `docs/images/page-light.png`, `page-dark.png` and `page-phone.png`.
+Runs one race in each look and writes to `docs/images`: the page after the race (`page-light.png`, `page-dark.png`,
+`page-phone.png`), a token that was asked why (`why-light.png`, `why-dark.png`) and what the race teaches
+(`lessons-light.png`, `lessons-dark.png`).
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ PROMPT = """Correct the spelling mistakes in this paragraph and return the whole
 The comitee will meat on Thursday to discus the new libary rules. All membres are wellcome, and tea will be servd \
 at the end of the meeting."""
 
-LOOKS: tuple[tuple[str, ViewportSize, str], ...] = (
-    ("page-light", {"width": 1440, "height": 1060}, "light"),
-    ("page-dark", {"width": 1440, "height": 1060}, "dark"),
-    ("page-phone", {"width": 390, "height": 844}, "light"),
+LOOKS: tuple[tuple[str, ViewportSize], ...] = (
+    ("light", {"width": 1440, "height": 1060}),
+    ("dark", {"width": 1440, "height": 1060}),
+    ("phone", {"width": 390, "height": 844}),
 )
 
 
@@ -34,12 +36,14 @@ def main() -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
-        for name, viewport, scheme in LOOKS:
-            page = browser.new_page(viewport=viewport, color_scheme="dark" if scheme == "dark" else "light")
+        for look, viewport in LOOKS:
+            page = browser.new_page(viewport=viewport, color_scheme="dark" if look == "dark" else "light")
             page.set_default_timeout(300_000)
             page.goto(options.url)
             race(page, options.prompt)
-            page.screenshot(path=IMAGES / f"{name}.png")
+            page.screenshot(path=IMAGES / f"page-{look}.png")
+            if look != "phone":
+                look_closer(page, look)
             page.close()
         browser.close()
 
@@ -54,6 +58,16 @@ def race(page: Page, prompt: str) -> None:
     if page.viewport_size and page.viewport_size["width"] > 760:
         page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(1200)
+
+
+def look_closer(page: Page, look: str) -> None:
+    """In the middle of the race: a refused token, and the parts under the lanes."""
+    page.locator(".sd-scrub").fill("400")
+    page.locator('[data-lane="speculative"] .sd-rejected').last.click()
+    page.wait_for_timeout(300)
+    page.screenshot(path=IMAGES / f"why-{look}.png")
+    page.keyboard.press("Escape")
+    page.locator(".sd-after").screenshot(path=IMAGES / f"lessons-{look}.png")
 
 
 if __name__ == "__main__":

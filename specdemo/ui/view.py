@@ -7,7 +7,7 @@ models or of pixels. The page's script replays the same records, so whatever the
 Records of a race; `k` is the kind, `l` the lane's index in LANES, `t` seconds of that lane's engine time:
 
     race     budget, greedy, prompt: both lanes start empty
-    lane     method, target, precision, path, device, draft, notes: what runs in this lane
+    lane     method, rule (verification: token or block), target, precision, path, device, draft, notes: what runs here
     first    x: text of the token drawn by the prefill, s: seconds of its phases [draft, verify, judge]
     round    n: round, j: [[text, fate], ...] of the drafted tokens, x: text of the extra token, e: its kind where the
              round had a draft, s: seconds of its phases, c: the lane's tokens so far; fates are a(ccepted), r(ejected),
@@ -184,6 +184,7 @@ class RaceView:
 def _what_runs(event: Started) -> dict[str, Any]:
     return {
         "method": event.method,
+        "rule": event.settings.get("verification", "token"),
         "target": event.target,
         "precision": event.target_precision,
         "path": event.forward_path,

@@ -48,16 +48,14 @@ def why_round(drafted: Drafted, verified: Verified, residual: bool) -> dict[str,
 def _residual(recovered: Committed, refused: DraftedToken) -> list[list[Any]]:
     """norm(max(0, p - q)) without the norm, over the target's likeliest tokens."""
     known = {candidate.id: candidate.prob for candidate in refused.top}
-    # q of a token outside the drafter's top five is at most the fifth's; a drafter that drew nothing is certain
-    most_q = min(known.values()) if known else 0.0
-    if not known:
-        known = {refused.id: 1.0}
     rows = []
     for candidate in recovered.top:
-        q = known.get(candidate.id)
-        least = max(0.0, candidate.prob - (most_q if q is None else q))
-        most = max(0.0, candidate.prob - (q or 0.0))
-        rows.append([candidate.text, *map(_prob, (candidate.prob, q, least, most))])
+        p, q = candidate.prob, known.get(candidate.id)
+        if not known:  # a drafter that drew nothing was certain of its token
+            q = float(candidate.id == refused.id)
+        # outside the drafter's likeliest tokens q is at most the least of theirs
+        least_q, most_q = (0.0, min(known.values())) if q is None else (q, q)
+        rows.append([candidate.text, *map(_prob, (p, q, max(0.0, p - most_q), max(0.0, p - least_q)))])
     return rows
 
 

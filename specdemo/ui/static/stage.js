@@ -59,7 +59,8 @@
             make("p", { class: "sd-fine" }, text("why_hint")))),
         this.after,
         make("p", { class: "sd-clock-note" }, text("clock_note")),
-        this.why.element);
+        this.why.element,
+        this.why.spoken);
       root.append(this.element);
     }
 

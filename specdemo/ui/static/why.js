@@ -15,7 +15,7 @@
       this.chosen = null;
       this.pinned = false;
       this.content = make("div", { class: "sd-why-content" });
-      this.spoken = make("p", { class: "sd-spoken", role: "status" });
+      this.spoken = make("p", { class: "sd-spoken sd-why-spoken", role: "status" });
       this.close = make("button", { type: "button", class: "sd-small-button sd-why-close", "aria-label": text("why_close"), title: text("why_close") }, "✕");
       this.close.addEventListener("click", () => this.hide());
       this.element = make("aside", { class: "sd-why", hidden: true, "aria-label": text("why_title") }, this.close, this.content);
