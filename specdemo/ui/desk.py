@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,10 @@ class Desk:
         self._check = check
         self._recorded = recorded
 
-    def usual(self) -> str:
-        """What the page's script has to know about the form."""
-        return escaped({"fields": {"prompt": "", **DEFAULTS}})
+    def usual(self, names: Iterable[str]) -> str:
+        """What the page's script has to know about the form: its fields in their order, and what they usually are."""
+        usual = {"prompt": "", **DEFAULTS}
+        return escaped({"fields": {name: usual[name] for name in names}})
 
     def save(self, visitor: str, wanted: object) -> str:
         """The run on show as {"file": name, type, text}, or {"note": a sentence}. `wanted`: JSON, kind and language."""

@@ -302,7 +302,8 @@ def build(arena: Racer) -> gr.Blocks:
                 fields = _settings(text)
         drawn("", "specdemo.mountGuide", elem_id="guide")
         stage = drawn(first_race(), "specdemo.mountStage", elem_id="stage")
-        share = drawn(page.desk.usual(), "specdemo.mountShare", tools.acts(tools.SHARE_ACTS), elem_id="share")
+        usual = page.desk.usual(("prompt", *fields))
+        share = drawn(usual, "specdemo.mountShare", tools.acts(tools.SHARE_ACTS), elem_id="share")
         compare = drawn("", "specdemo.mountCompare", tools.acts(tools.COMPARE_ACTS), elem_id="compare")
         timer = gr.Timer(0.5)
 

@@ -1,4 +1,4 @@
-// A short explanation in steps, beside what it explains: each step can point at its part of the page.
+// A short explanation in steps, beside what it explains: one step at a time, and each points at its part of the page.
 (function (specdemo) {
   "use strict";
   const { make, text } = specdemo;
@@ -18,36 +18,51 @@
     try {
       return localStorage.getItem(KEY) === "closed";
     } catch {
-      return false;
+      return false; // a browser without storage
+    }
+  };
+
+  const remember = (open) => {
+    try {
+      localStorage.setItem(KEY, open ? "open" : "closed");
+    } catch {
+      // then it is open again next time
     }
   };
 
   specdemo.mountGuide = (root) => {
-    const step = (target, index) => {
-      const show = make("button", { type: "button", class: "sd-guide-show" }, text("guide_show"));
-      show.addEventListener("click", () => {
-        const part = document.querySelector(target);
-        if (!part) return;
-        const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-        part.scrollIntoView({ block: "center", behavior: calm ? "auto" : "smooth" });
-        part.classList.add("sd-pointed");
-        setTimeout(() => part.classList.remove("sd-pointed"), POINT_MS);
-      });
-      return make("li", { class: "sd-guide-step" },
-        make("strong", {}, text(`guide_${index + 1}_title`)),
-        make("p", {}, text(`guide_${index + 1}`)),
-        show);
+    let step = 0;
+    const title = make("strong", {});
+    const words = make("p", { class: "sd-guide-words", role: "status" });
+    const place = make("span", { class: "sd-guide-place" });
+    const button = (key, click) => {
+      const element = make("button", { type: "button", class: "sd-small-button", "data-guide": key }, text(`guide_${key}`));
+      element.addEventListener("click", click);
+      return element;
+    };
+    const back = button("back", () => go(step - 1));
+    const next = button("next", () => go(step + 1));
+    const show = button("show", () => {
+      const part = document.querySelector(POINTS_AT[step]);
+      if (!part) return;
+      const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+      part.scrollIntoView({ block: "center", behavior: calm ? "auto" : "smooth" });
+      part.classList.add("sd-pointed");
+      setTimeout(() => part.classList.remove("sd-pointed"), POINT_MS);
+    });
+    const go = (to) => {
+      step = to;
+      title.textContent = text(`guide_${step + 1}_title`);
+      words.replaceChildren(title, " ", text(`guide_${step + 1}`));
+      place.textContent = text("guide_place", { n: step + 1, all: POINTS_AT.length });
+      back.disabled = step === 0;
+      next.disabled = step === POINTS_AT.length - 1;
     };
     const details = make("details", { class: "sd-guide", open: !closedBefore() },
       make("summary", {}, text("guide")),
-      make("ol", {}, ...POINTS_AT.map(step)));
-    details.addEventListener("toggle", () => {
-      try {
-        localStorage.setItem(KEY, details.open ? "open" : "closed");
-      } catch {
-        // then it is open again next time
-      }
-    });
+      make("div", { class: "sd-guide-step" }, words, make("div", { class: "sd-guide-keys" }, place, back, next, show)));
+    details.addEventListener("toggle", () => remember(details.open));
+    go(0);
     root.append(details);
   };
 })(window.specdemo);
