@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from . import comparison, methods
@@ -20,6 +20,7 @@ from .errors import BadRequest, ModelUnavailable, SpecdemoError
 from .events import Event, Failed, Prefilled, Started, Verified
 from .failures import failure_message
 from .models.loading import Pair
+from .models.memory import free_memory, ran_out_of_memory
 from .settings import Settings
 from .text import check_prompt, encode_prompt
 
@@ -27,6 +28,7 @@ STANDARD, SPECULATIVE = "standard", "speculative"
 GHOST_SECONDS = 3.0  # a consumer that asks for nothing this long, while another waits, is taken to be gone
 
 Progress = Callable[[str, float], None]
+Load = Callable[[Progress], Pair]
 ShouldStop = Callable[[], bool]
 T = TypeVar("T")
 
@@ -75,16 +77,22 @@ class _Lease:
                 run.close()
 
 
-class Arena:
-    """Loads a pair once, then serves races one at a time. `load` makes the pair; it is called by `start_loading`."""
+class _Cancelled(Exception):
+    """Loading was given up by the user."""
 
-    def __init__(self, load: Callable[[Progress], Pair], limits: Limits | None = None) -> None:
+
+class Arena:
+    """Loads a pair, then serves races one at a time. `load` makes the pair; it is called by `start_loading`. `switch`
+    puts another pair in its place."""
+
+    def __init__(self, load: Load, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self._load = load
         self._pair: Pair | None = None
         self._changed = threading.Condition()
         self._lease: _Lease | None = None
         self._loading = Status("loading", "Starting", 0.0)
+        self._cancel = threading.Event()
 
     # -- models ------------------------------------------------------------------------------------------------
 
@@ -96,20 +104,68 @@ class Arena:
 
     def load(self) -> None:
         """Load and warm up. A failure becomes the status, and the message of every race asked for."""
+        self._set_loading(self._attempt(self._load))
+
+    def start_switching(self, load: Load) -> threading.Thread:
+        """`switch` in the background; `status` tells how far it is."""
+        thread = threading.Thread(target=self.switch, args=(load,), name="switch models", daemon=True)
+        thread.start()
+        return thread
+
+    def switch(self, load: Load) -> None:
+        """Put the pair that `load` makes in place of the one that is there. The run in progress is stopped, and the old
+        pair is released before the new one is loaded: both together may not fit. Where the new one cannot be had, or
+        `cancel_loading` is called, the old one is loaded again, and the status says why."""
+        with self._changed:
+            if self._lease is not None:
+                self._lease.stop.set()
+        lease = self._acquire(visitor="")
         try:
-            pair = self._load(self._progress)
+            before, had_one = self._load, self._pair is not None
+            self._release_pair()
+            status = self._attempt(load)
+            if status.state == "ready":
+                self._load = load
+            elif had_one:
+                again = self._attempt(before)
+                status = replace(again, message=f"{status.message} {again.message.rstrip('.')}.")
+            self._set_loading(status)
+        finally:
+            self._release(lease)
+
+    def cancel_loading(self) -> None:
+        """Give up the loading in progress, at its next report of progress; without one, nothing happens."""
+        if self.status.state == "loading":
+            self._cancel.set()
+
+    def _attempt(self, load: Load) -> Status:
+        """Load and warm up; the status to tell of it. Of a pair that failed nothing is kept."""
+        self._cancel.clear()
+        self._progress("Starting", 0.0)
+        try:
+            pair = load(self._progress)
             self._progress("Warming up", 1.0)
             methods.warm_up(pair, encode_prompt(pair.tokenizer, "Hello", raw=True))
         except SpecdemoError as error:
-            self._set_loading(Status("failed", str(error)))
+            message = str(error)
+        except _Cancelled:
+            message = "Loading was cancelled."
         except Exception as error:
-            self._set_loading(Status("failed", f"The models could not be loaded ({type(error).__name__}: {error})."))
+            message = f"The models could not be loaded ({type(error).__name__}: {error})."
         else:
-            with self._changed:
-                self._pair = pair
-            self._set_loading(Status("ready", f"{pair.target.name} is ready"))
+            self._pair = pair
+            return Status("ready", f"{pair.target.name} is ready")
+        free_memory()
+        return Status("failed", message)
+
+    def _release_pair(self) -> None:
+        self._pair = None
+        free_memory()
 
     def _progress(self, text: str, share: float) -> None:
+        if self._cancel.is_set():
+            self._cancel.clear()
+            raise _Cancelled
         self._set_loading(Status("loading", text, share))
 
     def _set_loading(self, status: Status) -> None:
@@ -164,7 +220,8 @@ class Arena:
                 {
                     lane: methods.run(pair, name, ids, request.settings, lane=lane, should_stop=should_stop)
                     for lane, name in names.items()
-                }
+                },
+                smaller=f"load {pair.smaller.described}" if pair.smaller else "use a smaller model",
             )
 
         yield from self._hold(visitor, lanes)
@@ -184,9 +241,10 @@ class Arena:
         self, visitor: str, start: Callable[[Pair, ShouldStop], Generator[T, None, None]]
     ) -> Generator[T, None, None]:
         """What a run yields, while it holds the models. `start` makes the run, once it is its turn."""
-        pair = self._ready_pair()
+        self._ready_pair()
         lease = self._acquire(visitor)
         try:
+            pair = self._ready_pair()  # another one, if it was switched meanwhile
             deadline = time.monotonic() + self.limits.seconds
             run = start(pair, lambda: lease.stop.is_set() or time.monotonic() > deadline)
             lease.run = run
@@ -237,9 +295,11 @@ class Arena:
             self._changed.notify_all()
 
 
-def in_turns(lanes: Mapping[str, Iterator[Event]]) -> Generator[Event, None, None]:
+def in_turns(
+    lanes: Mapping[str, Iterator[Event]], smaller: str = "use a smaller model"
+) -> Generator[Event, None, None]:
     """Merge lanes: the one with the least engine time goes next, for one round. A lane that fails ends with a Failed
-    event, and the others go on."""
+    event, and the others go on. smaller: what a lane is told to do that ran out of memory."""
     clocks = dict.fromkeys(lanes, 0.0)
     try:
         while clocks:
@@ -253,7 +313,10 @@ def in_turns(lanes: Mapping[str, Iterator[Event]]) -> Generator[Event, None, Non
                 else:
                     del clocks[lane]
             except Exception as error:
-                yield Failed(lane, clocks.pop(lane), failure_message(error))
+                failed = Failed(lane, clocks.pop(lane), failure_message(error, smaller))
+                if ran_out_of_memory(error):
+                    free_memory()
+                yield failed
     finally:
         for running in lanes.values():
             if isinstance(running, Generator):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import torch
-
 from .errors import SpecdemoError
+from .models.memory import ran_out_of_memory
 
 
-def failure_message(error: Exception) -> str:
-    """One sentence for the user about an error in the middle of a run."""
+def failure_message(error: Exception, smaller: str = "use a smaller model") -> str:
+    """One sentence for the user about an error in the middle of a run. smaller: what would take less memory."""
     if isinstance(error, SpecdemoError):
         return str(error)
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
-        return (
-            "The memory ran out during the run: ask for fewer new tokens or a shorter prompt, or use a smaller model."
-        )
+    if ran_out_of_memory(error):
+        return f"The memory ran out during the run: ask for fewer new tokens or a shorter prompt, or {smaller}."
     return (
         f"The run stopped with an internal error ({type(error).__name__}: {error}): try again, report it if it stays."
     )

@@ -16,7 +16,6 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ..errors import BadRequest, ModelUnavailable, SpecdemoError
@@ -26,7 +25,9 @@ from .embedded import ensure_embedded
 from .hub import checked_folder, hub_errors, needs_code
 from .lean import LeanLM
 from .linear import PRECISIONS, best_cpu_precision, precision_obstacle
+from .memory import ran_out_of_memory
 from .names import AUTO, EMBEDDED, EMBEDDED_NAME, NONE
+from .pretrained import read_config, read_tokenizer, transformers_config
 from .quantize import load_quantized
 from .reduced_vocab import SHIPPED, is_draft_folder, load_draft
 from .transformers_lm import TransformersLM
@@ -65,6 +66,7 @@ class Pair:
     draft_folder: Path | None = None
     notes: tuple[str, ...] = field(default=())
     plan: Plan | None = None
+    smaller: Plan | None = None  # what to load instead where this pair runs out of memory
 
 
 def load_pair(
@@ -180,7 +182,7 @@ def find_model(name: str, progress: Progress | None = None) -> Path:
 
 def load_tokenizer(folder: Path, name: str) -> Any:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = read_tokenizer(folder)
     except Exception as error:
         raise ModelUnavailable(f"The tokenizer of {name} cannot be loaded ({_first_line(error)}).") from None
     if len(tokenizer) == 0:
@@ -191,7 +193,7 @@ def load_tokenizer(folder: Path, name: str) -> Any:
 def load_language_model(folder: Path, name: str, keep: Keep, device: torch.device, vocab_size: int) -> LanguageModel:
     """Weights onto the device, behind the lean forward where it knows the architecture, else transformers' own."""
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = read_config(folder)
     except Exception as error:
         if needs_code(folder):
             raise ModelUnavailable(
@@ -205,15 +207,19 @@ def load_language_model(folder: Path, name: str, keep: Keep, device: torch.devic
     obstacle = LeanLM.supports(config) or precision_obstacle(precision, device) or _spread(folder, device, keep)
     try:
         if keep.quantize != NONE:
-            return load_quantized(folder, config, name, keep.quantize, keep.dtype, device, vocab_size, keep.room)
+            whole = transformers_config(folder)
+            return load_quantized(folder, whole, name, keep.quantize, keep.dtype, device, vocab_size, keep.room)
         if obstacle is None:
             return LeanLM(config, _read_weights(folder, device), name, precision, vocab_size)
-        return _load_with_transformers(folder, config, name, keep, device, vocab_size, obstacle)
-    except (torch.cuda.OutOfMemoryError, MemoryError):
-        raise ModelUnavailable(f"{name} does not fit into the memory of {device}: choose a smaller model.") from None
+        whole = transformers_config(folder)
+        return _load_with_transformers(folder, whole, name, keep, device, vocab_size, obstacle)
     except SpecdemoError:
         raise
     except Exception as error:
+        if ran_out_of_memory(error):
+            raise ModelUnavailable(
+                f"{name} does not fit into the memory of {device}: choose a smaller model."
+            ) from None
         raise ModelUnavailable(f"{name} cannot be loaded ({_first_line(error)}).") from None
 
 

@@ -78,6 +78,19 @@ class Plan:
         return sum(self.loads.values(), Bytes())
 
     @property
+    def described(self) -> str:
+        """What to load, in the middle of a sentence."""
+        target = PRECISION_TITLES.get(self.target_kept.precision, self.target_kept.precision)
+        draft = self.draft_kept and PRECISION_TITLES.get(self.draft_kept.precision, self.draft_kept.precision)
+        drafting = f"and the draft model in {draft}" if draft else "and no draft model"
+        return f"the target in {target} {drafting}, which takes {gib(self.bytes.total)}"
+
+    @property
+    def quantize(self) -> str:
+        """The `--quantize` that leads to this plan."""
+        return self.target_kept.precision if self.target_kept.forward == "bitsandbytes" else NONE
+
+    @property
     def offloaded(self) -> int:
         """Bytes of weights that wait in the system's memory while the cards work."""
         return self.loads["cpu"].target_weights if "cpu" in self.loads and len(self.loads) > 1 else 0

@@ -10,9 +10,9 @@ from ..errors import BadRequest, ModelUnavailable
 from ..models.loading import Keep, Pair, choose_device, load_pair
 from ..models.names import AUTO, EMBEDDED, NONE
 from ..models.quantize import bitsandbytes_obstacle
-from .choose import QUANTIZE_CHOICES, Plan, Wishes
+from .choose import QUANTIZE_CHOICES, Plan, Wishes, smaller
 from .devices import Machine, this_machine
-from .pairs import best_pair, named, plan_pair
+from .pairs import best_pair, named, plan_pair, shapes_of
 from .sizes import Kept
 
 
@@ -48,7 +48,8 @@ def load_fitting(
         keep_draft=keep_as(plan.draft_kept, None, machine) if plan.draft_kept else None,
     )
     told = () if plan.is_first else (plan.reason,)
-    return replace(loaded, plan=plan, notes=(*loaded.notes, *told, *plan.notes))
+    less = smaller(plan, *shapes_of(target, draft), machine, wishes)
+    return replace(loaded, plan=plan, smaller=less, notes=(*loaded.notes, *told, *plan.notes))
 
 
 def plan_with_what_works(target: str, draft: str, machine: Machine, wishes: Wishes) -> Plan:
