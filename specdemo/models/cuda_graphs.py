@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .lean_buffers import LeanBuffers
-from .lean_layer import Decoder, folded
+from .lean_layer import Decoder, Reach, folded
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 """Positions per forward; a call is padded to the next."""
@@ -68,15 +68,16 @@ class StaticForward:
         mask = self._mask(positions)
         rows, rotations = lm.embed(self._ids), lm.rope.at(positions, self._rotations)
         for layer, memory in zip(lm.layers, self._keys_values, strict=True):
-            keys, values = memory[None].permute(2, 0, 3, 1, 4)  # each [1, kv_heads, positions, head_dim]
-            layer(rows, rotations, partial(memory.index_copy_, 0, positions), keys, values, mask)
+            slots = memory.permute(2, 0, 1, 3)  # [positions, 2, kv_heads, head_dim]
+            reach = Reach(0, len(rows), memory[0], memory[1], mask)
+            layer(rows, rotations, partial(slots.index_copy_, 0, positions), [reach])
         return lm.head(lm.norm(rows)).float()
 
     def _mask(self, positions: Tensor) -> Tensor:
-        """[rows, positions of the buffer]: 0 up to a row's own position, -inf behind it; rows as in `causal_mask`."""
+        """[rows, positions of the buffer]: 0 up to a row's own position, -inf behind it; rows as queries are folded."""
         width, groups = len(self._offsets), self._lm.groups
         if folded(width, groups):
             positions = positions.repeat_interleave(groups, output_size=width * groups)
-        columns = torch.arange(self._keys_values.shape[1], device=positions.device)
+        columns = torch.arange(self._keys_values.shape[3], device=positions.device)
         hidden = columns > positions[:, None]
         return torch.zeros(hidden.shape, device=positions.device, dtype=self._lm.dtype).masked_fill_(hidden, -math.inf)

@@ -13,6 +13,7 @@ Work per forward does not grow with the context, except in attention itself.
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.nn import functional
 from .cuda_graphs import WIDTHS, StaticForward
 from .lean_buffers import LeanBuffers
 from .lean_layer import LeanLayer, unit_norm
-from .linear import Linear, activation_dtype, pack_linear, precision_obstacle
+from .linear import Linear, activation_dtype, pack_linear, packing, precision_obstacle
 from .names import FAMILIES
 from .rope import Rope, rope_obstacle
 from .rotation import rotate
@@ -77,20 +78,27 @@ class LeanLM:
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         rotated_heads = (self.groups + 1) * self.num_kv_heads  # queries and keys; values do not rotate
         self.rope = Rope(config, rotated_heads, self.num_kv_heads, self.device, self.dtype)
-        self.layers = [LeanLayer(self, config, index, state) for index in range(config.num_hidden_layers)]
         self.norm, gain = self.make_norm(state.pop("model.norm.weight"), config.rms_norm_eps)
-        self.head = pack_linear(self.reader(head[: self.vocab_size], gain), None, precision, "unit")
+        # Packing is C++ on one processor that lets Python run on: as many weights at once as there are processors.
+        with packing(), ThreadPoolExecutor(torch.get_num_threads()) as workers:
+            packed_head = workers.submit(self._pack_head, head, gain)
+            layers = workers.map(lambda index: LeanLayer(self, config, index, state), range(config.num_hidden_layers))
+            self.layers, self.head = list(layers), packed_head.result()
         if state:
             raise ValueError(f"{name}: the lean forward has no place for {', '.join(sorted(state)[:3])}")
         self._rotation: Linear | None = None
         if self.rotated:
-            self._rotation = pack_linear(rotate(torch.eye(config.hidden_size)).t(), None, "float32")
+            with packing():
+                self._rotation = pack_linear(rotate(torch.eye(config.hidden_size)).t(), None, "float32")
         self._offsets: Tensor | None = None  # [ids with an offset, and a last row of zeros; hidden]
         if vocab_ids is not None and embedding_offsets is not None:
             self._offsets = functional.pad(embedding_offsets.to(self.dtype), (0, 0, 0, 1))
             self._offset_of = torch.full((self.embedding.shape[0],), len(vocab_ids), device=self.device)
             self._offset_of[vocab_ids] = torch.arange(len(vocab_ids), device=self.device)
         self._pool: list[LeanBuffers] = []
+
+    def _pack_head(self, head: Tensor, gain: Tensor | None) -> Linear:
+        return pack_linear(self.reader(head[: self.vocab_size], gain), None, self.precision, "unit")
 
     @classmethod
     def from_transformers(
@@ -139,10 +147,9 @@ class LeanLM:
     def forward(self, ids: Tensor, start: int, buffers: LeanBuffers) -> Tensor:
         """Hidden states [n, hidden] after the last layer and norm, for `ids` int64 [n] at positions start, ..."""
         count = ids.shape[0]
-        mask = buffers.causal_mask(start, count)
         rows, rotations = self.embed(ids), self.rope.between(start, start + count)
-        for layer, slots, keys, values in zip(self.layers, *buffers.views(start, count), strict=True):
-            layer(rows, rotations, slots.copy_, keys, values, mask)
+        for layer, (slots, reaches) in zip(self.layers, buffers.views(start, count), strict=True):
+            layer(rows, rotations, slots.copy_, reaches)
         return self.norm(rows)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -192,7 +199,6 @@ class LeanCache:
         self._lm = lm
         self._capacity = capacity
         self._buffers: LeanBuffers | None = buffers
-        buffers.begin(capacity)
         self._cached = 0
 
     @property

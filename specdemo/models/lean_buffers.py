@@ -3,74 +3,73 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .lean_layer import Decoder, folded
+from .lean_layer import Decoder, Reach, folded
 
-_EVEN_ROWS, _EVEN_END, _EVEN_BLOCK = 4, 64, 512
+_EVEN_ROWS, _EVEN_BLOCK = 4, 64
 
 
 class LeanBuffers:
-    """Keys and values of every layer for a number of positions: [layers, positions, 2, kv_heads, head_dim].
+    """Keys and values of every layer for a number of positions: [layers, 2, kv_heads, positions, head_dim].
 
     Which kernels attention uses, and so its last bits, depends on how many queries and keys it is given. Where that
-    matters (`even_attention`), few positions get the same bits however they are fed: queries in multiples of 4, keys
-    up to the run's end (in multiples of 64) or, in a long run, to that of a block of 512, the kernel's own unit.
+    matters (`even_attention`), few positions get the same bits however they are fed: queries come in multiples of 4,
+    and a position reads up to the end of the block of 64 that it stands in. Positions on two sides of such an end
+    attend one after the other.
     """
 
     def __init__(self, lm: Decoder, positions: int) -> None:
-        shape = (len(lm.layers), positions, 2, lm.num_kv_heads, lm.head_dim)
+        shape = (len(lm.layers), 2, lm.num_kv_heads, positions, lm.head_dim)
         self.positions = positions
         self.keys_values = torch.zeros(shape, device=lm.device, dtype=lm.dtype)
         self.static: dict[int, Callable[[Tensor, int], Tensor]] = {}  # by width: forwards recorded over this memory
         self._groups = lm.groups
         self._even = lm.even_attention
-        self._end = positions
         self._masks: dict[int, Tensor] = {}
 
-    def begin(self, capacity: int) -> None:
-        """A run of at most `capacity` positions."""
-        self._end = min(_up(capacity, _EVEN_END), self.positions)
+    def views(self, start: int, count: int) -> Iterator[tuple[Tensor, tuple[Reach, ...]]]:
+        """Per layer: where `count` positions from `start` on are written, [count, 2, kv_heads, head_dim], and what they
+        read then."""
+        slots = self.keys_values[:, :, :, start : start + count].permute(0, 3, 1, 2, 4).unbind()
+        reaches = [self._reaches(part, start, folded(count, self._groups)) for part in self._parts(start, count)]
+        return zip(slots, zip(*reaches, strict=True), strict=True)
 
-    def views(self, start: int, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-        """Per layer: where `count` positions from `start` on are written, [count, 2, kv_heads, head_dim], and the keys
-        and the values that attention reads, [1, kv_heads, length, head_dim]."""
-        slots = self.keys_values[:, start : start + count].unbind()
-        length = self._length(start, count)
-        keys, values = self.keys_values[:, None, :length].permute(3, 0, 1, 4, 2, 5).unbind()
-        return slots, keys.unbind(), values.unbind()
-
-    def causal_mask(self, start: int, count: int) -> Tensor | None:
-        """0 or -inf to add to scores [queries, length], or None where every query sees all of it.
-
-        Rows are as `lean_layer` has its queries: for few positions `groups` equal rows per position, and perhaps some
-        more that pad them. The mask of a small count is a window of a wide one that is made once.
-        """
-        if count == 1 and not self._even:
-            return None
-        if not folded(count, self._groups):
-            return self._triangle(start, count, start + count)
-        if count not in self._masks:
-            self._masks[count] = self._wide_mask(count)
-        first = self.positions - start
-        return self._masks[count][:, first : first + self._length(start, count)]
-
-    def _length(self, start: int, count: int) -> int:
-        """Positions that attention reaches over."""
+    def _parts(self, start: int, count: int) -> list[range]:
+        """The positions, cut where they cannot attend together."""
         stop = start + count
-        return min(_up(stop, _EVEN_BLOCK), self._end) if self._even and folded(count, self._groups) else stop
+        if not self._even or not folded(count, self._groups):
+            return [range(start, stop)]
+        ends = [*range(_up(start + 1, _EVEN_BLOCK), stop, _EVEN_BLOCK), stop]
+        return [range(first, end) for first, end in zip([start, *ends], ends, strict=False)]
 
-    def _wide_mask(self, count: int) -> Tensor:
-        """The mask of `count` positions behind `self.positions` others, for any number of them to be cut off."""
-        columns = self.positions + (self.positions if self._even else count)
-        wide = self._triangle(self.positions, count, columns).repeat_interleave(self._groups, 0)
-        return functional.pad(wide, (0, 0, 0, -len(wide) % _EVEN_ROWS)) if self._even else wide
+    def _reaches(self, part: range, start: int, is_folded: bool) -> list[Reach]:
+        """For every layer, what the positions `part` read, in a call whose first is `start`."""
+        length = _up(part.stop, _EVEN_BLOCK) if self._even and is_folded else part.stop
+        mask = self._window(part, length) if is_folded else self._triangle(part.start, len(part), length)
+        keys, values = self.keys_values[:, :, :, :length].unbind(1)
+        first, count = part.start - start, len(part)
+        return [Reach(first, count, *memory, mask) for memory in zip(keys.unbind(), values.unbind(), strict=True)]
+
+    def _window(self, part: range, length: int) -> Tensor:
+        """The mask [queries, length] of few positions, cut out of a wide one that is made once.
+
+        Its rows are as `lean_layer` folds queries, `groups` equal ones per position, and perhaps some that pad them.
+        """
+        count, behind = len(part), self.positions - part.start
+        if count not in self._masks:
+            columns = self.positions + count + (_EVEN_BLOCK if self._even else 0)
+            wide = self._triangle(self.positions, count, columns).repeat_interleave(self._groups, 0)
+            missing = -len(wide) % _EVEN_ROWS if self._even else 0
+            self._masks[count] = functional.pad(wide, (0, 0, 0, missing))
+        return self._masks[count][:, behind : behind + length]
 
     def _triangle(self, start: int, count: int, columns: int) -> Tensor:
+        """[count, columns] to add to scores: 0 up to a row's own position, the first being `start`, and -inf behind."""
         like = self.keys_values
         mask = torch.full((count, columns), -math.inf, device=like.device, dtype=like.dtype)
         return mask.triu_(start + 1)

@@ -9,8 +9,8 @@ product, and keys and values enter the cache by one copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +44,17 @@ class Decoder(Protocol):
     def reader(self, weight: Tensor, gain: Tensor | None) -> Tensor: ...
 
     def writer(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]: ...
+
+
+class Reach(NamedTuple):
+    """What some positions of a call, `count` from `first` on, read in one layer: keys and values, each
+    [kv_heads, length, head_dim]. `mask` [queries, length] is added to the scores."""
+
+    first: int
+    count: int
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
 
 
 class LeanLayer:
@@ -89,17 +100,10 @@ class LeanLayer:
         self._down = pack_linear(*lm.writer(*projection("mlp.down_proj")), lm.precision, "outliers")
 
     def __call__(
-        self,
-        rows: Tensor,
-        rotations: Tensor,
-        write: Callable[[Tensor], object],
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
+        self, rows: Tensor, rotations: Tensor, write: Callable[[Tensor], object], reaches: Sequence[Reach]
     ) -> None:
         """`rows` [n, hidden] is the residual stream. `write` takes the new positions' keys and values
-        [n, 2, kv_heads, head_dim] into the cache; `keys` and `values` [1, kv_heads, length, head_dim] are the cache
-        with them in it. `mask` is added to the scores."""
+        [n, 2, kv_heads, head_dim] into the cache. `reaches`: what is read of it then, by which of the n positions."""
         qkv = self._qkv(self._attention_norm(rows))
         if self._query_key_gain is not None:
             heads = qkv.view(rows.shape[0], -1, self._head_dim).narrow(1, 0, len(self._query_key_gain))
@@ -109,7 +113,8 @@ class LeanLayer:
             self._rope.rotate_(qkv, rotations)
         queries, new = qkv.view(rows.shape[0], *self._shape).split_with_sizes(self._parts, 1)
         write(new)
-        rows.add_(self._output(_attend(queries, keys, values, mask)))
+        attended = [_attend(queries.narrow(0, reach.first, reach.count), reach) for reach in reaches]
+        rows.add_(self._output(attended[0] if len(attended) == 1 else torch.cat(attended)))
         gate, up = self._gate_up(self._mlp_norm(rows)).chunk(2, 1)
         rows.add_(self._down(functional.silu(gate).mul_(up)))
 
@@ -120,37 +125,37 @@ class LeanLayer:
         return shaped.transpose(0, 1).reshape(tensor.shape)
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """queries [n, groups, kv_heads, head_dim], keys, values [1, kv_heads, length, head_dim] -> [n, heads * head_dim].
+def _attend(queries: Tensor, reach: Reach) -> Tensor:
+    """queries [n, groups, kv_heads, head_dim] -> [n, heads * head_dim].
 
     Few positions: the queries that share a key head are one block of rows, so each key is read once. Many: a copy of
     the block would cost more than that saves, and `groups` becomes the batch instead.
     """
     count, groups, kv_heads, head_dim = queries.shape
-    if folded(count, groups):
-        rows = count * groups
-        block = queries.reshape(rows, kv_heads, head_dim)
-        if mask is not None and len(mask) > rows:
-            block = functional.pad(block, (0, 0, 0, 0, 0, len(mask) - rows))
-        block = block.transpose(0, 1)[None]
-        if mask is not None and keys.is_cuda:
-            attended = attend_by_products(block, keys, values, mask)
-        else:
-            attended = functional.scaled_dot_product_attention(block, keys, values, attn_mask=mask)
-        return attended.transpose(1, 2).narrow(1, 0, rows).reshape(count, -1)
-    batched = queries.permute(1, 2, 0, 3)
-    keys, values = keys.expand(groups, -1, -1, -1), values.expand(groups, -1, -1, -1)
-    attended = functional.scaled_dot_product_attention(batched, keys, values, attn_mask=mask)
-    return attended.permute(2, 0, 1, 3).reshape(count, -1)
+    _, _, keys, values, mask = reach
+    if not folded(count, groups):
+        keys, values = keys.expand(groups, -1, -1, -1), values.expand(groups, -1, -1, -1)
+        attended = functional.scaled_dot_product_attention(queries.permute(1, 2, 0, 3), keys, values, attn_mask=mask)
+        return attended.permute(2, 0, 1, 3).reshape(count, -1)
+    rows = count * groups
+    block = queries.reshape(rows, kv_heads, head_dim)
+    if len(mask) > rows:
+        block = functional.pad(block, (0, 0, 0, 0, 0, len(mask) - rows))
+    if block.dtype == torch.float32 or block.is_cuda:
+        attended = attend_by_products(block.transpose(0, 1), keys, values, mask)
+    else:
+        attended = functional.scaled_dot_product_attention(block.transpose(0, 1), keys, values, attn_mask=mask)
+    return attended.narrow(1, 0, rows).transpose(0, 1).reshape(count, -1)
 
 
 def attend_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Attention as two products and a softmax: [1, kv_heads, rows, head_dim] twice, mask [rows, length] to be added.
+    """Attention as two products and a softmax: queries [kv_heads, rows, head_dim], the rest as in `Reach`.
 
-    For a card and few queries: its fused kernels that take a mask give each head to one of its many processors.
+    For few queries the fused kernels are slower: on a CPU they prepare for long sequences, and on a card those that
+    take a mask give each head to one of its many processors. In 16 bits on a CPU scores would lose too much.
     """
-    scores = torch.baddbmm(mask, queries[0], keys[0].transpose(1, 2), alpha=queries.shape[3] ** -0.5)
-    return torch.bmm(scores.softmax(2), values[0])[None]
+    scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=queries.shape[2] ** -0.5)
+    return torch.bmm(scores.softmax(2), values)
 
 
 def folded(count: int, groups: int) -> bool:

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -78,7 +79,7 @@ def activation_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 def pack_linear(weight: Tensor, bias: Tensor | None, precision: str, inputs: Inputs = "plain") -> Linear:
     """A product with `weight` [outputs, inputs] (any float dtype) plus `bias` [outputs], kept in `precision` on the
-    weight's device. Raises ValueError where a weight is out of the precision's range."""
+    weight's device. Call it inside `packing()`. Raises ValueError where a weight is out of the precision's range."""
     if weight.device.type != "cpu":
         return PlainLinear(weight, bias, activation_dtype(precision, weight.device))
     if precision == "int8":
@@ -117,12 +118,11 @@ class Float16Linear:
     """Weights in float16, everything else in float32. Weights beyond float16's range (65504) are refused."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        weight = weight.float()
-        if not weight.abs().amax() < torch.finfo(torch.float16).max:
+        weight, bias = weight.float(), None if bias is None else bias.float()
+        lowest, highest = weight.aminmax()
+        if not max(-lowest, highest) < torch.finfo(torch.float16).max:
             raise ValueError("a weight is out of float16's range")
-        with _engine("fbgemm"):
-            bias = None if bias is None else bias.float()
-            self._packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
         self._multiply = _operator("quantized::linear_dynamic_fp16")
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -141,11 +141,9 @@ class Int8Linear:
         weight = rotate_blocks(weight.float()) if inputs == "outliers" else weight.float()
         scale = _int8_scale(weight)
         rounded = (weight / scale[:, None]).round_().to(torch.int8)
-        with _engine("fbgemm"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # tensors of a quantized dtype are deprecated; this one lives one line
-            zero = torch.zeros(len(scale), dtype=torch.int64)
-            quantized = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zero, 0)
-            self._packed = torch.ops.quantized.linear_prepack(quantized, None)
+        zero = torch.zeros(len(scale), dtype=torch.int64)
+        quantized = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zero, 0)
+        self._packed = torch.ops.quantized.linear_prepack(quantized, None)
         self._bias = None if bias is None else bias.float()
         self._inputs = inputs
         self._limit = _INT8_UNIT_LIMIT / math.sqrt(weight.shape[1]) if inputs == "unit" else 1.0
@@ -159,7 +157,7 @@ class Int8Linear:
         else:
             if self._inputs == "outliers":
                 rows = rotate_blocks(rows)
-            largest = rows.abs().amax(1, True).clamp_(min=1e-30)
+            largest = torch.linalg.vector_norm(rows, math.inf, 1, True).clamp_(min=1e-30)
             product = self._multiply(rows.div_(largest), self._step, _INT8_ACTIVATION_MAX, self._packed).mul_(largest)
         return product if self._bias is None else product.add_(self._bias)
 
@@ -181,18 +179,19 @@ def _operator(name: str) -> Callable[..., Tensor]:
     return partial(torch._C._dispatch_call_boxed, torch._C._dispatch_find_schema_or_throw(name, ""))
 
 
-class _engine:  # noqa: N801
-    """torch packs quantized weights for the engine that is selected at that moment."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._before = torch.backends.quantized.engine
-        torch.backends.quantized.engine = self._name
-
-    def __exit__(self, *error: object) -> None:
-        torch.backends.quantized.engine = self._before
+@contextmanager
+def packing() -> Iterator[None]:
+    """Around every `pack_linear`, which may then run in several threads: torch packs quantized weights for the engine
+    that is selected at that moment, and says of every tensor of a quantized dtype that such tensors are deprecated."""
+    before = torch.backends.quantized.engine
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if "fbgemm" in torch.backends.quantized.supported_engines:
+            torch.backends.quantized.engine = "fbgemm"
+        try:
+            yield
+        finally:
+            torch.backends.quantized.engine = before
 
 
 def _bfloat16_in_hardware() -> bool:
