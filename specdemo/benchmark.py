@@ -33,6 +33,8 @@ SUITE = Path(__file__).parent / "data" / "suite.jsonl"
 LEFT_OUT = "hostile"
 """Category that shows how the page treats text, not how fast anything is: only measured when asked for."""
 STANDARD = "standard"
+DRAFTLESS = (STANDARD, "hf")
+ADAPTIVE = "adaptive"
 WARM_UP_TOKENS = 16
 
 Progress = Callable[[str, float], None]
@@ -84,7 +86,7 @@ class Run(Protocol):
 
 
 class Lane(Protocol):
-    """A method, ready to run. `precision` and `forward_path` are the target's."""
+    """A method, ready to run, under the name `method`. `precision` and `forward_path` are the target's."""
 
     method: str
     precision: str
@@ -143,6 +145,50 @@ class EngineLane:
         return pool(runs)
 
 
+class VariantLane:
+    """A lane with drafting settings of its own, by a name such as "speculative:3" or "hybrid:adaptive"."""
+
+    def __init__(self, name: str, lane: Lane) -> None:
+        self.method = name
+        self.precision, self.forward_path = lane.precision, lane.forward_path
+        self.draft, self.draft_precision, self.notes = lane.draft, lane.draft_precision, lane.notes
+        self._lane = lane
+
+    def run(self, prompt_ids: Sequence[int], settings: Settings, should_stop: Callable[[], bool]) -> Any:
+        return self._lane.run(prompt_ids, variant_settings(self.method, settings), should_stop)
+
+    def pool(self, runs: Sequence[Any]) -> Metrics:
+        return self._lane.pool(runs)
+
+
+def variant_settings(name: str, settings: Settings) -> Settings:
+    """`settings` as the lane `name` runs with them: "method:K" drafts K tokens, "method:adaptive" as many of
+    `settings.draft_length` as pay. Raises BadRequest."""
+    method, _, variant = name.partition(":")
+    if not variant:
+        return settings
+    if method in DRAFTLESS:
+        raise BadRequest(f"{method} drafts nothing, so it has no draft length: leave out {':' + variant!r}.")
+    if variant == ADAPTIVE:
+        if method in transformers_lanes.METHODS:
+            raise BadRequest(f"{method} drafts a fixed number of tokens here: give a number in place of {variant!r}.")
+        return replace(settings, adaptive=True)
+    if not variant.isdecimal():
+        raise BadRequest(f"{variant!r} is no draft length: give a method as NAME, NAME:3 or NAME:{ADAPTIVE}.")
+    return replace(settings, draft_length=int(variant), adaptive=False)
+
+
+def with_draft_lengths(names: Iterable[str], draft_lengths: Sequence[int]) -> list[str]:
+    """Each method that drafts, and has no draft length in its name, once for every one of several draft lengths."""
+    if len(draft_lengths) < 2:
+        return list(names)
+    swept = (
+        [name] if ":" in name or name in DRAFTLESS else [f"{name}:{draft_length}" for draft_length in draft_lengths]
+        for name in names
+    )
+    return [name for group in swept for name in group]
+
+
 def pool(runs: Sequence[EngineRun]) -> Metrics:
     """Metrics over all rounds of several runs, as if they were one lane's; those of single runs (TTFT, TPOT, tokens)
     mean nothing here. Rounds that a stop string took back are left out."""
@@ -159,24 +205,35 @@ def pool(runs: Sequence[EngineRun]) -> Metrics:
     return folded.metrics()
 
 
-def make_lanes(pair: Pair, names: Sequence[str] | None, assistant: str | None = None) -> list[Lane]:
-    """Lanes by name, the standard one among them; without names every method that can run, and `hf`. `assistant` is
-    the draft model for `hf-assisted` (hub id or folder), where it is not the pair's own. Raises SpecdemoError."""
+def make_lanes(
+    pair: Pair, names: Sequence[str] | None, assistant: str | None = None, draft_lengths: Sequence[int] = ()
+) -> list[Lane]:
+    """Lanes by name, the standard one among them; without names every method that can run, and `hf`. A name can end in
+    a draft length (see `variant_settings`); of several `draft_lengths` every other method that drafts runs with each.
+    `assistant` is the draft model for `hf-assisted` (hub id or folder), where it is not the pair's own. Raises
+    SpecdemoError."""
     check_methods(names or ())
     models = TransformersModels(pair, assistant)
     if not names:
         names = [*methods.available(pair), "hf", *(["hf-assisted"] if models.assistant_name else [])]
-    return [
-        TransformersLane(name, models) if name in transformers_lanes.METHODS else EngineLane(pair, name)
-        for name in dict.fromkeys([*([] if STANDARD in names else [STANDARD]), *names])
-    ]
+    names = with_draft_lengths([*([] if STANDARD in names else [STANDARD]), *names], draft_lengths)
+    return [_make_lane(name, pair, models) for name in dict.fromkeys(names)]
+
+
+def _make_lane(name: str, pair: Pair, models: TransformersModels) -> Lane:
+    method, _, variant = name.partition(":")
+    lane: Lane
+    lane = TransformersLane(method, models) if method in transformers_lanes.METHODS else EngineLane(pair, method)
+    return VariantLane(name, lane) if variant else lane
 
 
 def check_methods(names: Sequence[str]) -> None:
     """Raises BadRequest for a name that is no method of the benchmark."""
     known = [*methods.METHODS, *transformers_lanes.METHODS]
-    if unknown := [name for name in names if name not in known]:
-        raise BadRequest(f"There is no method {unknown[0]!r}: choose from {', '.join(known)}.")
+    for name in names:
+        if name.partition(":")[0] not in known:
+            raise BadRequest(f"There is no method {name!r}: choose from {', '.join(known)}.")
+        variant_settings(name, Settings())
 
 
 @dataclass(frozen=True)
@@ -284,8 +341,12 @@ class Results:
         baseline_s = dict(self._pool(self._standard).forward_s).get(1)
         equal = [row["texts_equal"] for row in rows]
         target = self.bench.pair.target.name
+        settings = variant_settings(lane.method, self.bench.settings)
+        drafts = pooled.drafted > 0
         return {
             "method": lane.method,
+            "draft_length": settings.draft_length if drafts else None,
+            "adaptive": settings.adaptive if drafts else None,
             "path": lane.forward_path,
             "precision": lane.precision,
             "draft": public_name(lane.draft) if lane.draft else None,
@@ -303,7 +364,6 @@ class Results:
             },
             "speedup_of_totals": _median(row["speedup_of_totals"] for row in rows),
             **_acceptance(pooled),
-            "acceptance_by_position": _rounded(pooled.acceptance_by_position),
             "cost_ratio": _rounded(pooled.cost_ratio),
             "verify_cost": _rounded(pooled.verify_cost),
             "verify_cost_by_width": {
@@ -445,6 +505,7 @@ def _acceptance(metrics: Metrics) -> dict[str, Any]:
         "acceptance_rate": _rounded(metrics.acceptance_rate),
         "alpha": _rounded(metrics.alpha),
         "mean_acceptance_length": _rounded(metrics.mean_acceptance_length),
+        "acceptance_by_position": _rounded(metrics.acceptance_by_position),
     }
 
 

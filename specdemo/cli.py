@@ -226,7 +226,8 @@ def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         metavar="A,B",
         help="standard, speculative, prompt-lookup, hybrid; transformers' own: hf, hf-lookup, hf-assisted "
-        "(default: all of ours that can run, hf, and hf-assisted with a draft for it); standard always runs",
+        "(default: all of ours that can run, hf, and hf-assisted with a draft for it); standard always runs; "
+        "speculative:3 drafts 3 tokens, speculative:adaptive as many as pay",
     )
     parser.add_argument("--limit", type=_positive, metavar="N", help="at most N prompts of each category")
     parser.add_argument(
@@ -237,10 +238,13 @@ def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON document to a file")
     add_model_arguments(parser)
-    add_decoding_arguments(parser)
+    add_decoding_arguments(parser, draft_length=_draft_lengths)
 
 
 def _bench(args: argparse.Namespace) -> int:
+    """Of several draft lengths, as in `--draft-length 1,2,4`, every method that drafts runs with each."""
+    several = args.draft_length if isinstance(args.draft_length, list) else []
+    args.draft_length = max(several, default=args.draft_length)
     settings = settings_from(args)
     if args.out:
         _check_new_file(args.out)
@@ -251,7 +255,7 @@ def _bench(args: argparse.Namespace) -> int:
     benchmark.check_methods(args.methods or ())
     with _progress() as progress:
         pair = load_pair_from(args, progress)
-        lanes = benchmark.make_lanes(pair, args.methods, args.assistant)
+        lanes = benchmark.make_lanes(pair, args.methods, args.assistant, several)
         results = benchmark.Bench(pair, lanes, prompts, settings, args.repeats, args.raw).measure(progress)
         document = results.document(suite=suite.name, dtype=args.dtype)
     if args.out:
@@ -266,6 +270,13 @@ def _names(text: str) -> list[str]:
     if not names:
         raise argparse.ArgumentTypeError("at least one name is needed")
     return names
+
+
+def _draft_lengths(text: str) -> list[int]:
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a whole number, or several with commas, is needed, not {text!r}") from None
 
 
 def _positive(text: str) -> int:

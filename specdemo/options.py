@@ -51,12 +51,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
-    """How to decode. Defaults are those of `Settings`."""
+def add_decoding_arguments(parser: argparse.ArgumentParser, draft_length: Callable[[str], object] = int) -> None:
+    """How to decode. Defaults are those of `Settings`. `draft_length` reads the option of this name."""
     drafting = parser.add_argument_group("drafting")
     drafting.add_argument(
         "--draft-length",
-        type=int,
+        type=draft_length,
         default=DEFAULTS.draft_length,
         metavar="K",
         help=f"tokens drafted a round, 0 to {MAX_DRAFT_LENGTH} (default: {DEFAULTS.draft_length})",

@@ -179,6 +179,56 @@ def test_without_names_all_that_can_run_does(pair: Pair) -> None:
     assert [lane.method for lane in benchmark.make_lanes(alone, None)] == ["standard", "prompt-lookup", "hf"]
 
 
+# -- draft lengths -----------------------------------------------------------------------------------------------------
+
+
+def test_several_draft_lengths_are_measured_in_one_run(folders: Path) -> None:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        code = cli.main(
+            ["bench", "--target", str(folders / "target"), "--draft", str(folders / "draft"), "--dtype", "float32",
+             "--device", "cpu", "--suite", str(folders / "suite.jsonl"), "--limit", "1", "--max-new-tokens", "16",
+             "--methods", "speculative,hf-assisted,hf,speculative:adaptive", "--draft-length", "3,1", "--ignore-eos"]
+        )  # fmt: skip
+    assert code == 0
+    rows = {row["method"]: row for row in json.loads(out.getvalue().splitlines()[-1])["results"]}
+    assert list(rows) == [
+        "standard", "speculative:1", "speculative:3", "hf-assisted:1", "hf-assisted:3", "hf", "speculative:adaptive",
+    ]  # fmt: skip
+    assert [row["draft_length"] for row in rows.values()] == [None, 1, 3, 1, 3, None, 3]
+    assert [row["adaptive"] for row in rows.values()] == [None, False, False, False, False, None, True]
+    assert [len(row["acceptance_by_position"]) for row in rows.values()][1:5] == [1, 3, 1, 3]
+    assert list(rows["speculative:1"]["by_category"]["b"]["acceptance_by_position"]) != []
+    assert {row["texts_equal"] for row in rows.values()} == {1.0}
+    assert len(rows["speculative:adaptive"]["verify_cost_by_width"]) > 1  # K varied
+
+
+def test_one_draft_length_holds_for_all_lanes_and_needs_no_mention(pair: Pair) -> None:
+    assert [lane.method for lane in benchmark.make_lanes(pair, ["hybrid", "hf"], draft_lengths=[4])] == [
+        "standard", "hybrid", "hf",
+    ]  # fmt: skip
+    assert benchmark.variant_settings("hybrid", Settings(draft_length=4)) == Settings(draft_length=4)
+    adaptive = Settings(draft_length=4, adaptive=True)
+    assert benchmark.variant_settings("hybrid:2", adaptive) == Settings(draft_length=2)
+    assert benchmark.variant_settings("hybrid:adaptive", Settings(draft_length=4)) == adaptive
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("standard:2", "standard drafts nothing"),
+        ("hf:2", "hf drafts nothing"),
+        ("hf-assisted:adaptive", "a fixed number"),
+        ("speculative:two", "'two' is no draft length"),
+        ("speculative:17", "from 0 to 16"),
+        ("quick:2", "no method 'quick:2'"),
+    ],
+)
+def test_a_draft_length_that_a_method_cannot_have_is_told_before_anything_is_loaded(name: str, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        benchmark.check_methods([name])
+
+
 # -- turns and ratios --------------------------------------------------------------------------------------------------
 
 
