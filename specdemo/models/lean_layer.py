@@ -47,11 +47,11 @@ class Decoder(Protocol):
 
 
 class Reach(NamedTuple):
-    """What some positions of a call, `count` from `first` on, read in one layer: keys and values, each
+    """What some positions of a call, `number` from `first` on, read in one layer: keys and values, each
     [kv_heads, length, head_dim]. `mask` [queries, length] is added to the scores."""
 
     first: int
-    count: int
+    number: int
     keys: Tensor
     values: Tensor
     mask: Tensor
@@ -113,7 +113,7 @@ class LeanLayer:
             self._rope.rotate_(qkv, rotations)
         queries, new = qkv.view(rows.shape[0], *self._shape).split_with_sizes(self._parts, 1)
         write(new)
-        attended = [_attend(queries.narrow(0, reach.first, reach.count), reach) for reach in reaches]
+        attended = [_attend(queries.narrow(0, reach.first, reach.number), reach) for reach in reaches]
         rows.add_(self._output(attended[0] if len(attended) == 1 else torch.cat(attended)))
         gate, up = self._gate_up(self._mlp_norm(rows)).chunk(2, 1)
         rows.add_(self._down(functional.silu(gate).mul_(up)))
