@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 import pytest
 from fake_lanes import FakeArena, FakeStatus, Script, echo_race, interleaved
+from race_logs import RECORDED, log_of, story
 
 from specdemo.errors import BadRequest
 from specdemo.events import Failed
@@ -251,7 +252,9 @@ class Site:
 def site(browser: Browser) -> Iterator[Site]:
     """A server with scripted races. Playwright's event loop is the one that Gradio finds: it must start first."""
     arena = FakeArena()
-    blocks = build(arena)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_module, "first_race", lambda: log_of(story(), recorded=True))
+        blocks = build(arena)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -527,6 +530,9 @@ def test_races_wait_for_models_that_load(site: Site, visit: Callable[[], Tab]) -
         tab = visit()
         assert "Loading the models" in tab.locator(".sd-status").inner_text()
         assert "Fetching the model" in tab.locator(".sd-status").inner_text()
+        # meanwhile a recorded race is there to look at
+        assert RECORDED["processor"] in tab.locator(".sd-recorded").inner_text()
+        assert tab.locator(".sd-lesson").is_visible()
         race(tab, PROMPT)
         tab.wait_for_function("document.querySelector('.sd-banner').textContent.includes('still loading')")
     finally:
@@ -534,6 +540,36 @@ def test_races_wait_for_models_that_load(site: Site, visit: Callable[[], Tab]) -
     tab.wait_for_selector('.sd-status[data-state="ready"]')
     finish(tab)
     assert kept(tab, "standard") == PROMPT
+    assert tab.locator(".sd-recorded").is_hidden()
+
+
+@in_browser
+def test_one_click_races_the_draft_length_that_a_race_recommends(site: Site, tab: Tab) -> None:
+    race(tab, PROMPT)
+    finish(tab)
+    tab.locator("#ask textarea").fill("something else meanwhile")
+    recommended = tab.evaluate("specdemo.stage.story.insight.best")
+    asked, log = len(site.arena.requests), tab.evaluate("specdemo.stage.log.head")
+    tab.locator(".sd-race-best").click()
+    tab.wait_for_function("log => specdemo.stage.log.head !== log", arg=log)
+    finish(tab)
+    assert len(site.arena.requests) == asked + 1
+    request = site.arena.requests[-1]
+    assert (request.prompt, request.settings.draft_length) == (PROMPT, recommended)
+    assert kept(tab, "speculative") == PROMPT
+
+
+@in_browser
+def test_a_token_of_a_running_race_answers_why(tab: Tab) -> None:
+    race(tab, "slow")
+    tab.wait_for_selector('[data-lane="speculative"] .sd-bonus')
+    tab.locator('[data-lane="speculative"] .sd-accepted').first.click()
+    assert "accepted" in tab.locator(".sd-why").inner_text()
+    assert tab.locator(".sd-after").is_hidden()
+    tab.keyboard.press("Escape")
+    tab.locator("#stop-button").click()
+    finish(tab)
+    assert tab.locator(".sd-after").is_visible()
 
 
 @in_browser

@@ -3,7 +3,9 @@
   "use strict";
   const { make, draw } = specdemo;
 
-  const SIZE = { width: 360, height: 210 };
+  const WIDTH = 360;
+  const WIDE = 760; // the one that shows a whole race
+  const HEIGHT = 210;
   const EDGE = { left: 40, right: 12, top: 12, bottom: 38 };
   const NICE = [1, 2, 2.5, 5, 10];
 
@@ -17,21 +19,22 @@
 
   class Chart {
     // spoken: what the picture shows, in a sentence; x, y: {most, label, ticks, name(tick)}
-    constructor(title, about, spoken, x, y) {
-      this.x = (value) => EDGE.left + (value / x.most) * (SIZE.width - EDGE.left - EDGE.right);
-      this.y = (value) => SIZE.height - EDGE.bottom - (value / y.most) * (SIZE.height - EDGE.top - EDGE.bottom);
-      this.svg = draw("svg", { viewBox: `0 0 ${SIZE.width} ${SIZE.height}`, class: "sd-chart-svg", role: "img", "aria-label": spoken });
-      this.element = make("figure", { class: "sd-card sd-chart" },
+    constructor(title, about, spoken, x, y, width = WIDTH) {
+      this.width = width;
+      this.x = (value) => EDGE.left + (value / x.most) * (width - EDGE.left - EDGE.right);
+      this.y = (value) => HEIGHT - EDGE.bottom - (value / y.most) * (HEIGHT - EDGE.top - EDGE.bottom);
+      this.svg = draw("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, class: "sd-chart-svg", role: "img", "aria-label": spoken });
+      this.element = make("figure", { class: `sd-card sd-chart${width > WIDTH ? " sd-chart-wide" : ""}` },
         make("figcaption", {}, make("h3", {}, title), make("p", {}, about)), this.svg);
       const label = (value, axis) => (axis.name ? axis.name(value) : String(value));
       for (const tick of y.ticks ?? niceTicks(y.most, 4)) {
-        this.put("line", { class: "sd-grid-line", x1: EDGE.left, x2: SIZE.width - EDGE.right, y1: this.y(tick), y2: this.y(tick) });
+        this.put("line", { class: "sd-grid-line", x1: EDGE.left, x2: width - EDGE.right, y1: this.y(tick), y2: this.y(tick) });
         this.put("text", { class: "sd-axis-text", x: EDGE.left - 6, y: this.y(tick) + 4, "text-anchor": "end" }, label(tick, y));
       }
       for (const tick of x.ticks ?? niceTicks(x.most, 5)) {
-        this.put("text", { class: "sd-axis-text", x: this.x(tick), y: SIZE.height - EDGE.bottom + 16, "text-anchor": "middle" }, label(tick, x));
+        this.put("text", { class: "sd-axis-text", x: this.x(tick), y: HEIGHT - EDGE.bottom + 16, "text-anchor": "middle" }, label(tick, x));
       }
-      this.put("text", { class: "sd-axis-name", x: SIZE.width - EDGE.right, y: SIZE.height - 5, "text-anchor": "end" }, x.label);
+      this.put("text", { class: "sd-axis-name", x: width - EDGE.right, y: HEIGHT - 5, "text-anchor": "end" }, x.label);
     }
 
     put(tag, attributes, ...children) {
@@ -45,7 +48,7 @@
     }
 
     level(value, kind) {
-      this.put("line", { class: `sd-line sd-line-${kind}`, x1: EDGE.left, x2: SIZE.width - EDGE.right, y1: this.y(value), y2: this.y(value) });
+      this.put("line", { class: `sd-line sd-line-${kind}`, x1: EDGE.left, x2: this.width - EDGE.right, y1: this.y(value), y2: this.y(value) });
     }
 
     bar(x, width, value, kind, name) {
@@ -66,5 +69,5 @@
     return { most: (most || 1) * 1.15, ticks };
   };
 
-  Object.assign(specdemo, { Chart, scale });
+  Object.assign(specdemo, { Chart, scale, WIDE });
 })(window.specdemo);

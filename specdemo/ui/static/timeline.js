@@ -59,7 +59,7 @@
       });
       strip.addEventListener("pointermove", (event) => {
         if (!grip) {
-          this.tell(this.timeOf(event), this.rowOf(event));
+          this.point(this.timeOf(event), this.rowOf(event));
           return;
         }
         const shift = event.clientX - grip.x;
@@ -71,7 +71,7 @@
         grip = null;
       });
       strip.addEventListener("pointercancel", () => (grip = null));
-      strip.addEventListener("pointerleave", () => this.tell(this.now, 1));
+      strip.addEventListener("pointerleave", () => this.at(this.now));
       strip.addEventListener("wheel", (event) => {
         if (!event.ctrlKey && !event.metaKey) return; // else the wheel is the page's
         event.preventDefault();
@@ -158,7 +158,7 @@
       this.now = t;
       this.head.hidden = !this.inView(t);
       this.head.style.left = `${((t - this.view.from) / this.view.span) * 100}%`;
-      this.tell(t, 1);
+      this.tell(1, this.story ? Math.max(0, this.story.roundAt(1, t)) : 0);
     }
 
     // Follow the moment while the race plays.
@@ -167,16 +167,22 @@
       this.at(t);
     }
 
-    tell(t, lane) {
+    // The round that was going on at t.
+    point(t, lane) {
+      const { rounds } = this.story.lanes[lane];
+      this.tell(lane, Math.min(this.story.roundAt(lane, t) + 1, rounds.length - 1));
+    }
+
+    tell(lane, index) {
       const rounds = this.story?.lanes[lane].rounds ?? [];
-      const round = rounds.find((other) => other.t >= t) ?? rounds.at(-1);
+      const round = rounds[index];
       if (!round) {
         this.detail.textContent = "";
         return;
       }
       const parts = round.s.map((seconds, phase) => (seconds > 0 ? `${text(`phase_${PHASES[phase]}`)} ${show.seconds(seconds)}` : null)).filter(Boolean);
       const name = round.n ? text("timeline_round", { n: round.n }) : text("round_title_first");
-      this.detail.textContent = `${text(`lane_short_${LANES[lane]}`)}, ${name}: ${parts.join(", ")}; ${text("timeline_tokens", { n: round.c - (rounds[rounds.indexOf(round) - 1]?.c ?? 0) })}`;
+      this.detail.textContent = `${text(`lane_short_${LANES[lane]}`)}, ${name}: ${parts.join(", ")}; ${text("timeline_tokens", { n: round.c - (rounds[index - 1]?.c ?? 0) })}`;
     }
   }
 
