@@ -19,6 +19,7 @@ from fake_lanes import FakeArena, Script, echo_race, interleaved
 from specdemo import trace
 from specdemo.errors import BadRequest
 from specdemo.events import Candidate, Committed, Event, Failed, Finished, Prefilled, Verified
+from specdemo.settings import Settings
 from specdemo.ui.assets import LANGUAGES, strings
 from specdemo.ui.desk import Desk
 from specdemo.ui.export import LONGEST_FILE, Recording, as_lines, as_page, read, replayed
@@ -463,3 +464,45 @@ def test_lanes_of_a_race_keep_their_order() -> None:
     lanes = [Script("standard").start().first("a").finish(), Script("speculative").start().first("a").finish()]
     events = interleaved(*lanes)
     assert list(read(as_lines(Recording(events))).events) == list(trace.with_metrics(events))
+
+
+# -- real runs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+@pytest.mark.parametrize("method", ["standard", "speculative", "prompt-lookup", "hybrid"])
+def test_every_real_run_adds_up(method: str, verification: str) -> None:
+    """Ends of every kind: EOS inside a draft, a stop string over several tokens or found late, the budget, a stop by a
+    visitor; with drafts accepted, refused and clipped."""
+    from tiny import TableLM, decode, letters, make_job, random_table
+
+    target = TableLM(random_table(0, 8), "target", context=256)
+    draft = TableLM(random_table(0, 8) + 0.5 * random_table(1, 8), "draft", context=256)
+    ends, fates = set(), set()
+    for seed in range(12):
+        for stop in ((), ("cd",), ("a", "gg")):
+            settings = Settings(
+                max_new_tokens=17 if seed % 2 else 60,
+                temperature=1.0 if seed % 3 else 0.0,
+                seed=seed,
+                stop=stop,
+                draft_length=seed % 5,
+                verification=verification,  # type: ignore[arg-type]
+            )
+            asked = iter(range(1000))
+            job = make_job(
+                target,
+                [1, 2, 3, seed % 8],
+                settings,
+                letters(8),
+                eos_ids=frozenset({7} if seed % 4 == 0 else ()),
+                should_stop=lambda seed=seed, asked=asked: seed == 5 and next(asked) > 4,
+            )
+            events = decode(job, method, draft)
+            trace.check(list(trace.with_metrics(events)))
+            recording = Recording([replace(event, lane="speculative") for event in events])
+            assert list(read(as_lines(recording)).events) == list(trace.with_metrics(recording.events))
+            ends.add(events[-1].finish_reason)  # type: ignore[union-attr]
+            fates |= {token.fate for event in events if isinstance(event, Verified) for token in event.judged}
+    assert ends == {"eos", "stop", "length", "cancelled"}
+    assert method == "standard" or fates >= {"accepted", "rejected", "discarded"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -59,6 +60,20 @@ def test_one_word_has_one_meaning() -> None:
         keys = [key for key, text in strings().items() if english in re.sub(r"\{\w+\}", "", text).lower()]
         assert keys, english
         assert [key for key in keys if word not in chinese[key]] == [], english
+
+
+def test_every_sentence_of_the_server_that_is_translated_is_really_said() -> None:
+    """The keys said_... are sentences of other modules: their words must stand there, or nobody would see them."""
+    said = set()
+    for path in (ROOT / "specdemo").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        said |= {
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+    for key, sentence in strings().items():
+        if key.startswith("said_"):
+            parts = [part for part in re.split(r"\{\w+\}", sentence) if len(part) > 2]
+            assert [part for part in parts if not any(part in text for text in said)] == [], key
 
 
 def test_no_script_has_words_of_its_own() -> None:

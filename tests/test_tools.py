@@ -189,6 +189,25 @@ def test_switching_the_language_changes_every_word_and_is_remembered(mount: Call
 
 
 @pytest.mark.browser
+def test_what_the_server_says_is_translated_where_it_is_known(mount: Callable[..., Mounted]) -> None:
+    tab = mount("mountHead", json.dumps({"state": "ready", "message": "a.b/c is ready"})).tab
+    assert tab.locator(".sd-status-detail").inner_text() == "a.b/c is ready"
+    tab.locator('.sd-language[data-language="zh"]').click()
+    assert tab.locator(".sd-status-detail").inner_text() == "a.b/c 已就绪"
+    for sentence, said in (
+        (
+            "The draft length must be a whole number from 0 to 16, not '<b>'.",
+            "draft length 必须是 0 到 16 的整数，不能是 '<b>'。",
+        ),
+        ("Prompt must be text.", "提示词必须是文字。"),
+        ("Something else.", "Something else."),
+        ("", ""),
+    ):
+        assert tab.evaluate("sentence => specdemo.said(sentence)", sentence) == said
+    tab.locator('.sd-language[data-language="en"]').click()
+
+
+@pytest.mark.browser
 def test_the_guide_points_at_what_it_explains(mount: Callable[..., Mounted]) -> None:
     tab = mount("mountGuide").tab
     told = []

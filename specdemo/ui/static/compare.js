@@ -81,7 +81,7 @@
           this.status.textContent = specdemo.stage.waitText(record);
           break;
         case "error":
-          this.status.textContent = record.message;
+          this.status.textContent = specdemo.said(record.message);
           this.status.classList.add("sd-share-bad");
           break;
         case "step":
@@ -118,7 +118,7 @@
       const greatest = (key) => Math.max(...this.rows.map((row) => row[key] ?? 0), Number.MIN_VALUE);
       this.body.replaceChildren(...this.rows.map((row) => {
         const name = make("th", { scope: "row" }, this.name(row.method));
-        if (row.reason) return make("tr", { "data-method": row.method }, name, make("td", { colspan: COLUMNS.length + 1, class: "sd-compare-reason" }, row.reason));
+        if (row.reason) return make("tr", { "data-method": row.method }, name, make("td", { colspan: COLUMNS.length + 1, class: "sd-compare-reason" }, specdemo.said(row.reason)));
         const cells = COLUMNS.map(([key, format, full]) => {
           const bar = make("span", { class: "sd-bar", "aria-hidden": "true" });
           bar.style.transform = `scaleX(${Math.min(1, (row[key] ?? 0) / (full ?? greatest(key)))})`;

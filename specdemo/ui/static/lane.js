@@ -108,7 +108,7 @@
           break;
         case "failed":
           this.setState("failed");
-          this.runs.append(make("p", { class: "sd-lane-error", role: "alert" }, record.message));
+          this.runs.append(make("p", { class: "sd-lane-error", role: "alert" }, specdemo.said(record.message)));
           break;
       }
     }
@@ -182,7 +182,7 @@
         const drafter = text(`method_used_${record.method}`);
         this.runs.append(line("drafter_is", record.draft ? `${drafter}: ${model(...record.draft)}` : drafter));
       }
-      for (const note of record.notes) this.runs.append(make("p", { class: "sd-note" }, note));
+      for (const note of record.notes) this.runs.append(make("p", { class: "sd-note" }, specdemo.said(note)));
     }
 
     async copyAll() {

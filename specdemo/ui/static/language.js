@@ -96,6 +96,28 @@
     }
   };
 
+  // -- what the server says, in English: the same sentence in the reader's language, where it is known -----------------
+
+  const LONGEST_SENTENCE = 1000;
+  const plain = (part) => part.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+  const sentences = Object.entries(specdemo.texts.en)
+    .filter(([key]) => /^(said|error|share)_/.test(key))
+    .map(([key, sentence]) => {
+      const parts = sentence.split(/\{(\w+)\}/).map((part, index) => (index % 2 ? `(?<${part}>.*?)` : plain(part)));
+      return [key, new RegExp(`^${parts.join("")}$`, "su")];
+    });
+
+  specdemo.said = (sentence) => {
+    if (specdemo.language === "en" || !sentence || sentence.length > LONGEST_SENTENCE) return sentence;
+    for (const [key, pattern] of sentences) {
+      const found = pattern.exec(sentence);
+      if (!found) continue;
+      const blanks = Object.entries(found.groups ?? {}).map(([name, words]) => [name, specdemo.said(translated(words))]);
+      return specdemo.text(key, Object.fromEntries(blanks));
+    }
+    return sentence;
+  };
+
   specdemo.speak = (language) => {
     if (language === specdemo.language) return;
     use(language);

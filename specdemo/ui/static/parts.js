@@ -16,7 +16,7 @@
       if (!status.state) return;
       line.dataset.state = status.state;
       word.textContent = text(`status_${status.state}`);
-      detail.textContent = status.message ?? "";
+      detail.textContent = specdemo.said(status.message ?? "");
       track.hidden = status.progress === null || status.progress === undefined;
       bar.style.transform = `scaleX(${status.progress ?? 0})`;
     };

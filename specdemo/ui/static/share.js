@@ -56,14 +56,14 @@
       return answer;
     };
     const first = read();
-    if (first.note) say(first.note, true);
+    if (first.note) say(specdemo.said(first.note), true);
     watch("value", () => {
       const answer = read();
       if (answer.file) {
         download(answer.file);
         say(text("share_saved", { name: answer.file.name }));
       } else {
-        say(answer.key ? text(answer.key) : answer.note ?? "", !answer.good);
+        say(answer.key ? text(answer.key) : specdemo.said(answer.note ?? ""), !answer.good);
       }
     });
     specdemo.sayShared = say;

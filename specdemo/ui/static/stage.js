@@ -114,7 +114,7 @@
           this.say(this.waitText(record), "wait");
           break;
         case "error":
-          this.say(record.message, "error");
+          this.say(specdemo.said(record.message), "error");
           break;
         case "recorded":
           this.announced = record;
@@ -248,7 +248,7 @@
 
     waitText(record) {
       if (record.why === "line") return record.place > 1 ? text("wait_line", record) : text("wait_line_next");
-      return text(`wait_${record.why}`) + (record.message ? ` ${record.message}` : "");
+      return text(`wait_${record.why}`) + (record.message ? ` ${specdemo.said(record.message)}` : "");
     }
   }
 
