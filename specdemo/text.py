@@ -161,7 +161,8 @@ def encode_prompt(tokenizer: Any, prompt: str, raw: bool = False) -> list[int]:
 def _decoder_types(tokenizer: Any) -> frozenset[str]:
     """The types of the tokenizer's decoder or of the steps of its sequence; empty where it has none of its own."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
+    own = getattr(backend, "decoder", None)
+    decoder = json.loads(own.__getstate__()) if own is not None else None  # the whole tokenizer's would be megabytes
     return frozenset(step["type"] for step in decoder.get("decoders", [decoder])) if decoder else frozenset()
 
 

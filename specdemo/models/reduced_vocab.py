@@ -25,6 +25,7 @@ from torch import Tensor
 from ..errors import ModelUnavailable
 from .base import LanguageModel
 from .lean import LeanLM
+from .pretrained import explicit_llama
 
 SHIPPED = Path(__file__).parent.parent / "weights"
 """The draft for the embedded target that comes with the package."""
@@ -54,6 +55,12 @@ class DraftConfig:
     draft_vocab_size: int
     target_vocab_size: int
     license: str = ""
+
+    def explicit(self) -> Any:
+        """The same as `llama` for the lean forward, without transformers' class, whose import takes seconds."""
+        rope = {"rope_type": "default", "rope_theta": self.rope_theta}
+        told = {"model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": False, "rope_parameters": rope}
+        return explicit_llama(told | {"vocab_size": self.target_vocab_size} | asdict(self))
 
     def llama(self) -> Any:
         """The transformers configuration of the same sizes, with the target's whole vocabulary."""
@@ -170,7 +177,7 @@ def load_draft(
     state["model.embed_tokens.weight"] = embeddings
     state["lm_head.weight"] = embeddings[vocab_ids].float()
     title = name or f"{config.target.rsplit('/', 1)[-1]} draft"
-    return LeanLM(config.llama(), state, title, precision, vocab_ids=vocab_ids, embedding_offsets=offsets)
+    return LeanLM(config.explicit(), state, title, precision, vocab_ids=vocab_ids, embedding_offsets=offsets)
 
 
 def _checked_ids(vocab_size: int) -> Tensor:
