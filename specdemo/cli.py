@@ -300,9 +300,14 @@ def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="1 is the true speed of each lane, 2 twice that, 0 at once (default: 1 on a terminal, else 0)",
     )
+    parser.add_argument(
+        "--html", type=Path, metavar="OUT", help="print nothing: write a file that replays the run in any browser"
+    )
 
 
 def _replay(args: argparse.Namespace) -> int:
+    if args.html:
+        return _replay_as_page(args.file, args.html)
     lanes: dict[str, list[Event]] = {}
     for event in read_trace(args.file):
         lanes.setdefault(event.lane, []).append(event)
@@ -323,6 +328,18 @@ def _replay(args: argparse.Namespace) -> int:
         for lane, events in lanes.items():
             _report_speedup(lane, fold(events), standard)
     return code
+
+
+def _replay_as_page(source: Path, out: Path) -> int:
+    from .ui import export
+
+    _check_new_file(out)
+    try:
+        text = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"The trace {source} cannot be read: {error}.") from None
+    out.write_text(export.as_page(export.read(text)), encoding="utf-8")
+    return 0
 
 
 def _report_speedup(lane: str, metrics: Metrics, standard: Metrics) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_lanes import FakeArena, Script, echo_race, interleaved
 
-from specdemo import trace
+from specdemo import cli, trace
 from specdemo.errors import BadRequest
 from specdemo.events import Candidate, Committed, Event, Failed, Finished, Prefilled, Verified
 from specdemo.settings import Settings
@@ -64,6 +64,19 @@ def test_lines_are_read_by_the_command_line_too(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(as_lines(race()), encoding="utf-8")
     assert list(trace.read(path)) == list(trace.with_metrics(race().events))
+
+
+def test_the_command_line_makes_a_page_of_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, page = tmp_path / "run.jsonl", tmp_path / "run.html"
+    path.write_text(as_lines(race()), encoding="utf-8")
+    assert cli.main(["replay", str(path), "--html", str(page)]) == 0
+    assert read(page.read_text(encoding="utf-8")).events == read(as_lines(race())).events
+    path.write_text(as_lines(race())[:-300], encoding="utf-8")
+    assert cli.main(["replay", str(path), "--html", str(page)]) == cli.BAD_ARGUMENTS
+    assert cli.main(["replay", str(tmp_path / "none"), "--html", str(page)]) == cli.BAD_ARGUMENTS
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 2
 
 
 def test_every_end_carries_the_metrics_of_its_lane() -> None:
@@ -418,10 +431,10 @@ def test_an_exported_page_replays_without_a_server(offline: Callable[[str], Any]
     text = "".join(WORDS)
     assert kept(tab, "standard") == kept(tab, "speculative") == text
     assert tab.locator(".sd-kept-prompt").inner_text() == "the prompt"
-    tab.locator(".sd-replay").click()
-    tab.wait_for_function("document.querySelectorAll('[data-lane=standard] .sd-output .sd-token').length < 30")
-    tab.locator(".sd-replay").click()
-    tab.wait_for_function("document.querySelectorAll('[data-lane=standard] .sd-output .sd-token').length === 30")
+    press = """() => { document.querySelector(".sd-replay").click();
+        return document.querySelectorAll("[data-lane=standard] .sd-output .sd-token").length; }"""
+    assert tab.evaluate(press) < 30  # begins anew
+    assert tab.evaluate(press) == 30  # skips to the end
     assert kept(tab, "speculative") == text
 
 
