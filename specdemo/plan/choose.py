@@ -146,7 +146,7 @@ def choose(target: ModelShape, draft: ModelShape | None, machine: Machine, wishe
     wishes = replace(wishes, context=min(wishes.context, longest))
     ladder = _Ladder(target, draft, machine, wishes)
     notes = [*machine.notes]
-    if wishes.obstacle and wishes.quantize != NONE:
+    if wishes.obstacle:
         notes.append(wishes.obstacle)
     last = None
     for last in ladder.plans():
@@ -154,6 +154,13 @@ def choose(target: ModelShape, draft: ModelShape | None, machine: Machine, wishe
             break
     assert last is not None
     return replace(last, notes=(*last.notes, *notes))
+
+
+def choose_whole(target: ModelShape, draft: ModelShape | None, machine: Machine, wishes: Wishes) -> Plan | None:
+    """The first plan that fits with the draft model, the whole context and nothing waiting elsewhere, or None."""
+    longest = min(shape.context_length for shape in (target, draft) if shape)
+    ladder = _Ladder(target, draft, machine, replace(wishes, context=min(wishes.context, longest)))
+    return next((plan for plan in ladder.whole_plans(draft) if plan.fits), None)
 
 
 def smaller(plan: Plan, target: ModelShape, draft: ModelShape | None, machine: Machine, wishes: Wishes) -> Plan | None:
@@ -176,15 +183,18 @@ class _Ladder:
         """Every plan in the order of preference, whether it fits or not."""
         drafts = [self._draft, None] if self._draft else [None]
         for draft in drafts:
-            yield from self._on_one(draft)
-            yield from self._on_several(draft)
+            yield from self.whole_plans(draft)
         if self._machine.host and self._first.kind != "cpu":
             for draft in drafts:
                 yield self._offloaded(draft)
         while self._context > SMALLEST_CONTEXT:
             self._context = max(SMALLEST_CONTEXT, self._context // 2)
-            yield from self._on_one(None)
-            yield from self._on_several(None)
+            yield from self.whole_plans(None)
+
+    def whole_plans(self, draft: ModelShape | None) -> Iterator[Plan]:
+        """Everything on the devices themselves."""
+        yield from self._on_one(draft)
+        yield from self._on_several(draft)
 
     def _on_one(self, draft: ModelShape | None) -> Iterator[Plan]:
         for target_precision, draft_precision in self._rungs(self._first, draft):
@@ -346,7 +356,11 @@ class _Ladder:
             )
         text = f"{how} the models take {need} of the {room} that {where} can give"
         if self._first_plan and not plan.is_first:
-            text += f"; {self._how(self._first_plan)} they would take {gib(self._first_plan.bytes.total)}"
+            better = self._how(self._first_plan)
+            if better == self._how(plan):
+                text += "; no device alone has room for them"
+            else:
+                text += f"; {better} they would take {gib(self._first_plan.bytes.total)}"
         if self._draft and plan.draft is None:
             text += "; the draft model is given up, and prompt lookup drafts without one"
         if plan.context < self._wishes.context:

@@ -11,7 +11,7 @@ from huggingface_hub import get_token
 from ..errors import BadRequest
 from ..models.names import AUTO, EMBEDDED, NONE
 from ..presets import PRESETS, Preset, find
-from .choose import Plan, Wishes, choose, gib
+from .choose import Plan, Wishes, choose, choose_whole, gib
 from .devices import Machine
 from .shape import ModelShape
 from .sizes import GIB
@@ -45,11 +45,10 @@ def plan_pair(target: str, draft: str, machine: Machine, wishes: Wishes, ask_hub
     plan = choose(target_shape, draft_shape, machine, wishes)
     if plan.fits:
         return plan
-    fitting = next((other for preset, other in _fitting(machine, wishes) if preset.target != target), None)
-    if fitting is None:
-        return replace(plan, reason=f"{plan.reason} None of the named pairs fits: free some memory.")
-    name = next(preset.name for preset, other in _fitting(machine, wishes) if other == fitting)
-    return replace(plan, reason=f"{plan.reason} The pair {name} would fit: it needs {gib(fitting.bytes.total)}.")
+    for preset, other in _fitting(machine, wishes):
+        advice = f"The pair {preset.name} would fit: it needs {gib(other.bytes.total)}."
+        return replace(plan, reason=f"{plan.reason} {advice}")
+    return replace(plan, reason=f"{plan.reason} None of the named pairs fits: free some memory.")
 
 
 def best_pair(machine: Machine, wishes: Wishes) -> tuple[Preset, Plan]:
@@ -64,7 +63,7 @@ def best_pair(machine: Machine, wishes: Wishes) -> tuple[Preset, Plan]:
 
 def _fitting(machine: Machine, wishes: Wishes) -> Iterator[tuple[Preset, Plan]]:
     for preset in PRESETS.values():
-        plan = choose(*shapes_of(preset.target, preset.draft), machine, wishes)
-        slow = machine.devices[0].kind == "cpu" and plan.bytes.target_weights > PROCESSOR_TARGET_BYTES
-        if plan.fits and plan.draft and not plan.offloaded and not slow:
+        plan = choose_whole(*shapes_of(preset.target, preset.draft), machine, wishes)
+        slow = machine.devices[0].kind == "cpu"
+        if plan and not (slow and plan.bytes.target_weights > PROCESSOR_TARGET_BYTES):
             yield preset, plan

@@ -50,7 +50,7 @@ class Weight:
         return layer.group() if layer else self.name.removesuffix(".weight").removesuffix(".bias")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ModelShape:
     """`stored` is the dtype of the file's weights; `lean`: whether the lean forward knows the family;
     `shares_embedding`: a distilled draft, which reads its target's."""

@@ -7,8 +7,9 @@ leaves embeddings, head and norms alone. Every number here is checked against lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from ..settings import MAX_DRAFT_LENGTH
@@ -46,7 +47,8 @@ def weight_bytes(shape: ModelShape, kept: Kept) -> int:
     return sum(module_bytes(shape, kept).values())
 
 
-def module_bytes(shape: ModelShape, kept: Kept) -> dict[str, int]:
+@lru_cache(maxsize=256)
+def module_bytes(shape: ModelShape, kept: Kept) -> Mapping[str, int]:
     """The same by module, in the order of a forward: embeddings, layers, norm and head."""
     measure: Callable[[ModelShape, Kept, Weight], int] = _lean_bytes if kept.forward == "lean" else _plain_bytes
     modules: dict[str, int] = {}

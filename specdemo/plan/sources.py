@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def shipped_draft_shape() -> ModelShape:
     return draft_shape(SHIPPED)
 
 
+@cache
 def _known(name: str) -> ModelShape:
     config = known_configs()[name]
     return shape_from(name, config, _is_lean(config))
