@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 import gradio as gr
+from gradio.events import api as offer
 
 from ..errors import SpecdemoError
 from ..events import Committed, Event, Failed, Finished, Prefilled, Verified
@@ -153,7 +154,7 @@ def register(calls: Calls, **options: Any) -> None:
             raise gr.Error(str(error), print_exception=False) from None
 
     endpoint.__annotations__["return"] = dict[str, Any]  # what a program gets is the last one
-    gr.api(endpoint, api_name="race", api_description=DESCRIPTION, **options)
+    offer(endpoint, api_name="race", api_description=DESCRIPTION, **options)
 
 
 DESCRIPTION = (
