@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import huggingface_hub.errors as hub_errors
@@ -15,9 +17,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 from specdemo import methods
 from specdemo.errors import BadRequest, ModelUnavailable
 from specdemo.events import Finished
-from specdemo.models import loading
+from specdemo.models import loading, pretrained
 from specdemo.models.lean import LeanLM
 from specdemo.models.loading import load_pair
+from specdemo.models.pretrained import explicit_llama
 from specdemo.models.transformers_lm import TransformersLM
 from specdemo.settings import Settings
 
@@ -180,3 +183,41 @@ def test_the_embedded_model_drafts_for_itself_and_all_is_accepted(embedded_folde
 
             assert fold(events).alpha == 1.0
     assert ends["standard"].token_ids == ends["speculative"].token_ids  # type: ignore[union-attr]
+
+
+def _complete(folder: Path) -> dict[str, object]:
+    """The configuration in `folder` with every default of transformers' class told."""
+    config = LlamaForCausalLM.from_pretrained(folder).config
+    told = {key: value for key, value in config.to_dict().items() if value is not None}
+    return told | {"head_dim": config.hidden_size // config.num_attention_heads}
+
+
+def test_a_complete_configuration_is_read_as_it_stands_and_any_other_by_transformers(copy: Path) -> None:
+    described = _complete(copy)
+    ours, theirs = explicit_llama(described), LlamaForCausalLM.from_pretrained(copy).config
+    assert ours is not None
+    for name in (*pretrained._TOLD, "rope_parameters", "model_type", "is_encoder_decoder"):
+        if name != "head_dim":
+            assert getattr(ours, name) == getattr(theirs, name)
+    assert LeanLM.supports(ours) is None
+    for name in ("hidden_size", "rms_norm_eps", "head_dim", "tie_word_embeddings", "rope_parameters", "model_type"):
+        assert explicit_llama({key: value for key, value in described.items() if key != name}) is None
+    assert explicit_llama(described | {"model_type": "mistral"}) is None
+    scaled = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    assert explicit_llama(described | {"rope_parameters": scaled}) is None
+
+
+def test_nothing_is_imported_that_a_complete_llama_does_not_need(copy: Path, tiny_target: LlamaForCausalLM) -> None:
+    """transformers' class for a configuration brings seconds of other imports along."""
+    change(copy / "config.json", **_complete(copy))
+    program = """
+import sys, torch
+from specdemo.models.loading import load_pair
+pair = load_pair(sys.argv[1], "none", dtype="float32", device="cpu")
+print(pair.target.open(9).extend(torch.arange(3, 9), keep=1).argmax().item(), pair.text.piece(7))
+assert not [name for name in sys.modules if name.startswith(("transformers.models.", "accelerate"))], sys.modules
+"""
+    ran = subprocess.run([sys.executable, "-c", program, str(copy)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    expected = tiny_target(torch.arange(3, 9)[None]).logits[0, -1].argmax().item()
+    assert ran.stdout.split()[0] == str(expected)

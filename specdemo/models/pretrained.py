@@ -27,6 +27,9 @@ _TOLD = (
     "tie_word_embeddings",
 )
 
+_PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Two names of one class, the later since transformers 5."""
+
 
 def read_config(folder: Path) -> Any:
     """The configuration in `folder`, enough of it for the lean forward. Raises what transformers' classes raise."""
@@ -56,7 +59,7 @@ def read_tokenizer(folder: Path) -> Any:
     """The tokenizer in `folder`, of transformers' own kind. Raises what its classes raise."""
     path = folder / "tokenizer_config.json"
     described = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if described.get("tokenizer_class") == "PreTrainedTokenizerFast" and (folder / "tokenizer.json").is_file():
+    if described.get("tokenizer_class") in _PLAIN_TOKENIZERS and (folder / "tokenizer.json").is_file():
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(folder)
