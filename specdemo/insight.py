@@ -111,7 +111,7 @@ def insight(standard: Metrics, speculative: Metrics, drafting_rounds: int) -> In
         curve=tuple(curve) or None,
         losses=losses,
         shares={name: loss / lost for name, loss in losses.items()} if lost else {},
-        limit=max(losses, key=losses.__getitem__) if lost else None,
+        limit=_greatest(losses),
         round=mean,
         predicted=predicted,
         best=max(predicted, key=lambda point: point[1])[0],
@@ -148,6 +148,11 @@ def _losses(mean: Round, baseline: Round, k: float) -> dict[Limit, float]:
         "verify": part["verify"],
         "overhead": part["overhead"],
     }
+
+
+def _greatest(losses: Mapping[Limit, float]) -> Limit | None:
+    name: Limit = max(losses, key=lambda name: losses[name])
+    return name if losses[name] else None
 
 
 def _predicted(

@@ -160,7 +160,7 @@
       if (record) this.story.add(record);
       this.recorded.hidden = !record;
       if (!record) return;
-      const date = new Date(record.date).toLocaleDateString(document.documentElement.lang || undefined, { dateStyle: "long" });
+      const date = new Date(record.date).toLocaleDateString(document.documentElement.lang || undefined, { dateStyle: "medium" });
       this.recorded.replaceChildren(
         make("strong", {}, text("recorded_title")), " ", text("recorded_about", { ...record, date }),
         make("q", { class: "sd-recorded-prompt", dir: "auto" }, record.prompt));
