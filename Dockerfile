@@ -27,6 +27,7 @@ RUN pip install ${PIP_ARGUMENTS} -r requirements.txt -c constraints.txt
 COPY --chown=1000 specdemo ./specdemo
 RUN python -m specdemo.models.embedded
 
+COPY --chown=1000 traces ./traces
 COPY --chown=1000 app.py LICENSE README.md ./
 
 EXPOSE 7860
