@@ -83,7 +83,7 @@ class Mounted:
 def mount(browser: Browser) -> Iterator[Callable[..., Mounted]]:
     faults: list[str] = []
     context = browser.new_context(viewport={"width": 1000, "height": 800})
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(120_000)
 
     def mount_part(name: str, value: str = "", width: int = 1000) -> Mounted:
         tab = context.new_page()
@@ -261,7 +261,7 @@ def visit(browser: Browser) -> Iterator[Callable[..., Tab]]:
 
     def open_tab(query: str = "") -> Tab:
         context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(120_000)
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         contexts.append(context)
         tab = context.new_page()

@@ -40,7 +40,10 @@
     const draw = () => {
       root.replaceChildren();
       mount(root, value, (name, callback) => (changed = callback), ...more);
-      if (withSwitch) root.firstElementChild.append(languageSwitch());
+      if (withSwitch) {
+        const head = root.firstElementChild;
+        head.append(make("div", { class: "sd-head-side" }, languageSwitch(), head.querySelector(".sd-status")));
+      }
     };
     watch("value", () => changed());
     parts.add({ root, draw });
