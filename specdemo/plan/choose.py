@@ -212,7 +212,7 @@ class _Ladder:
                 plan = self._plan(kept, draft, draft_kept, {"": device.name}, device.name, {device.name: load}, fits)
                 yield self._told(plan)
                 if fits:
-                    return
+                    break
 
     def _on_several(self, draft: ModelShape | None) -> Iterator[Plan]:
         if len(self._cards) > 1:

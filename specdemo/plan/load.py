@@ -9,10 +9,11 @@ from typing import Any
 from ..errors import BadRequest, ModelUnavailable
 from ..models.loading import Keep, Pair, choose_device, load_pair
 from ..models.names import AUTO, EMBEDDED, NONE
-from ..models.quantize import bitsandbytes_obstacle
+from ..models.quantize import KINDS, bitsandbytes_obstacle
 from .choose import QUANTIZE_CHOICES, Plan, Wishes, smaller
 from .devices import Machine, this_machine
 from .pairs import best_pair, named, plan_pair, shapes_of
+from .shape import SizesUnknown
 from .sizes import Kept
 
 
@@ -35,7 +36,12 @@ def load_fitting(
         preset, _ = best_pair(machine, wishes)
         pair = preset.name
     target, draft = named(pair, target, draft)
-    plan = plan_with_what_works(target, draft, machine, wishes)
+    try:
+        plan = plan_with_what_works(target, draft, machine, wishes)
+    except SizesUnknown as unknown:
+        keep = Keep(dtype, quantize) if quantize in KINDS else None
+        loaded = load_pair(target, draft, dtype, device, progress, keep)
+        return replace(loaded, notes=(*loaded.notes, str(unknown)))
     if not plan.fits:
         raise ModelUnavailable(plan.reason)
     loaded = load_pair(

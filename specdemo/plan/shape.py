@@ -24,6 +24,10 @@ _NOT_LOADED = re.compile(r"(?:\.attn\.(?:masked_)?bias|rotary_emb\.inv_freq)$") 
 _TOWER = re.compile(r"vision|multi_modal|audio")
 
 
+class SizesUnknown(ModelUnavailable):
+    """A model whose memory cannot be told beforehand. It may run all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Weight:
     """One tensor. `kind`: "linear" is what quantization makes small; "embedding", "head" and "other" stay as they are.
@@ -88,15 +92,15 @@ class ModelShape:
 def shape_from(
     name: str, config: Mapping[str, Any], lean: bool, weights: Iterable[Weight] | None = None, stored: str = ""
 ) -> ModelShape:
-    """The shape that a `config.json` tells. Without `weights` they are those of its family. Raises ModelUnavailable for
-    a configuration that lacks a size, or a family that is not known here."""
+    """The shape that a `config.json` tells. Without `weights` they are those of its family. Raises SizesUnknown for a
+    configuration that lacks a size, or a family that is not known here."""
     text: Mapping[str, Any] = config.get("text_config") or config
 
     def size(*keys: str) -> int:
         for key in keys:
             if isinstance(text.get(key), int):
                 return int(text[key])
-        raise ModelUnavailable(f"The configuration of {name} tells no {keys[0]}, so its memory cannot be planned.")
+        raise SizesUnknown(f"The configuration of {name} tells no {keys[0]}, so its memory cannot be planned.")
 
     hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
     model_type = str(text.get("model_type") or config.get("model_type"))
@@ -114,7 +118,7 @@ def shape_from(
     }
     if weights is None:
         if model_type not in _FAMILIES:
-            raise ModelUnavailable(
+            raise SizesUnknown(
                 f"The sizes of {name} ({model_type}) are told by its weight files only: give its folder, or try again "
                 "with a network."
             )
