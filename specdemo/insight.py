@@ -83,7 +83,13 @@ def insight(standard: Metrics, speculative: Metrics, drafting_rounds: int) -> In
     drafting_rounds: the speculative lane's rounds that had a draft.
     """
     measured = speedup(standard, speculative)
-    if measured is None or not standard.tpot_s or not speculative.drafted or not drafting_rounds:
+    if (
+        measured is None
+        or not standard.tpot_s
+        or not standard.verify_s
+        or not speculative.drafted
+        or not drafting_rounds
+    ):
         return None
     speculative = with_baseline(speculative, standard)
     mean, baseline = _mean_round(speculative, drafting_rounds), _mean_round(standard, 0)

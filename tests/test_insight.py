@@ -103,6 +103,9 @@ def test_best_draft_length_follows_acceptance() -> None:
 def test_nothing_is_said_of_a_race_without_drafts_or_without_speed() -> None:
     assert race([[]] * 4) is None
     assert insight(fold([]), fold([]), 0) is None
+    timeless = Script("standard", seconds_a_round=0.002).start().first("A").round(extra=" b").round(extra=" c").finish()
+    drafting = Script("speculative").start().first("A").round(KEEP_TWO, " z").finish()
+    assert insight(fold(timeless.events), fold(drafting.events), 1) is None  # passes that took no time at all
 
 
 def test_block_verification_has_no_alpha_and_no_curve() -> None:

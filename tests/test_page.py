@@ -563,7 +563,9 @@ def test_one_click_races_the_draft_length_that_a_race_recommends(site: Site, tab
 def test_a_token_of_a_running_race_answers_why(tab: Tab) -> None:
     race(tab, "slow")
     tab.wait_for_selector('[data-lane="speculative"] .sd-bonus')
-    tab.locator('[data-lane="speculative"] .sd-accepted').first.click()
+    tab.locator('[data-lane="speculative"] .sd-text').focus()
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("ArrowRight")
     assert "accepted" in tab.locator(".sd-why").inner_text()
     assert tab.locator(".sd-after").is_hidden()
     tab.keyboard.press("Escape")

@@ -4,7 +4,8 @@
   const { make, draw } = specdemo;
 
   const WIDTH = 360;
-  const WIDE = 760; // the one that shows a whole race
+  const WIDE = 760; // the one that shows a whole race, where there is room
+  const ROOM = "(min-width: 1010px)"; // as in the style
   const HEIGHT = 210;
   const EDGE = { left: 40, right: 12, top: 12, bottom: 38 };
   const NICE = [1, 2, 2.5, 5, 10];
@@ -19,12 +20,13 @@
 
   class Chart {
     // spoken: what the picture shows, in a sentence; x, y: {most, label, ticks, name(tick)}
-    constructor(title, about, spoken, x, y, width = WIDTH) {
+    constructor(title, about, spoken, x, y, wide = false) {
+      const width = wide && matchMedia(ROOM).matches ? WIDE : WIDTH;
       this.width = width;
       this.x = (value) => EDGE.left + (value / x.most) * (width - EDGE.left - EDGE.right);
       this.y = (value) => HEIGHT - EDGE.bottom - (value / y.most) * (HEIGHT - EDGE.top - EDGE.bottom);
       this.svg = draw("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, class: "sd-chart-svg", role: "img", "aria-label": spoken });
-      this.element = make("figure", { class: `sd-card sd-chart${width > WIDTH ? " sd-chart-wide" : ""}` },
+      this.element = make("figure", { class: `sd-card sd-chart${wide ? " sd-chart-wide" : ""}` },
         make("figcaption", {}, make("h3", {}, title), make("p", {}, about)), this.svg);
       const label = (value, axis) => (axis.name ? axis.name(value) : String(value));
       for (const tick of y.ticks ?? niceTicks(y.most, 4)) {
@@ -69,5 +71,5 @@
     return { most: (most || 1) * 1.15, ticks };
   };
 
-  Object.assign(specdemo, { Chart, scale, WIDE });
+  Object.assign(specdemo, { Chart, scale });
 })(window.specdemo);

@@ -1,7 +1,7 @@
 // What a race teaches, once it is over: a verdict in a sentence, what held it back, and its numbers as pictures.
 (function (specdemo) {
   "use strict";
-  const { make, text, show, Chart, scale, WIDE } = specdemo;
+  const { make, text, show, Chart, scale } = specdemo;
 
   const STANDARD = 0;
   const SPECULATIVE = 1;
@@ -46,7 +46,7 @@
       const most = Math.max(...lanes.map((rounds) => rounds.at(-1)?.c ?? 0));
       const spoken = text("chart_progress_spoken", { a: show.seconds(lanes[STANDARD].at(-1)?.t), b: show.seconds(lanes[SPECULATIVE].at(-1)?.t) });
       const chart = new Chart(text("chart_progress"), text("chart_progress_about"), spoken,
-        { most: story.duration, label: text("axis_time") }, scale(most), WIDE);
+        { most: story.duration, label: text("axis_time") }, scale(most), true);
       lanes.forEach((rounds, index) => {
         // tokens arrive at the end of their round, all at once
         const steps = rounds.flatMap((round, i) => [[round.t, rounds[i - 1]?.c ?? 0], [round.t, round.c]]);
