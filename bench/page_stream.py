@@ -32,7 +32,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +40,8 @@ sys.path.insert(0, str(ROOT))
 
 LATE, LONGEST_TASK_MS, GROWTH, ENGINE_COST = 0.05, 100.0, 1.25, 0.05
 """The bounds. GROWTH: bytes per update in the last third over those in the first."""
+
+SIGN_OF_LIFE_BYTES = 100
 
 PROMPT = "Write a Python function that returns the n-th Fibonacci number using a loop, and explain it step by step."
 LANES = ("standard", "speculative")
@@ -205,9 +207,7 @@ def measure_stream(tokens: int, rate: float) -> tuple[dict[str, Any], dict[str, 
     began = next(at for at, length in updates if length > 1000)
     seconds = (updates[-1][0] - began) / 1000
     due = tokens / rate
-    sizes = [size for _, size in received[:-1]]  # the last message repeats the whole log, once
-    third = max(1, len(sizes) // 3)
-    growth = mean(sizes[-third:]) / mean(sizes[:third])
+    growth = growth_of([size for _, size in received])
     result = {
         "tokens": tokens,
         "rate": rate,
@@ -235,6 +235,14 @@ def measure_stream(tokens: int, rate: float) -> tuple[dict[str, Any], dict[str, 
         "every token was drawn": drawn == 2 * (tokens // 2),
     }
     return result, bounds
+
+
+def growth_of(sizes: list[int]) -> float:
+    """A typical message of the last third over one of the first. Medians, so that the stream's last message, which
+    repeats the whole log once, does not count; and nothing as small as a sign of life."""
+    updates = [size for size in sizes if size > SIGN_OF_LIFE_BYTES]
+    third = max(1, len(updates) // 3)
+    return median(updates[-third:]) / median(updates[:third])
 
 
 def counters(session: Any) -> dict[str, float]:

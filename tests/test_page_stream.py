@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import page_stream
-from bench.page_stream import LANES, cpu_seconds, descendants, scripted, speeds_of
+from bench.page_stream import LANES, cpu_seconds, descendants, growth_of, scripted, speeds_of
 from specdemo import trace
 from specdemo.events import Finished, Verified
 from specdemo.ui.form import DEFAULTS
@@ -27,6 +27,12 @@ def test_the_script_writes_half_of_the_tokens_in_each_lane_on_time(tokens: int, 
     assert max(due for due, _ in timed) == pytest.approx(tokens / rate)
     fates = {token.fate for event in events if isinstance(event, Verified) for token in event.judged}
     assert fates == {"accepted", "rejected", "discarded"}
+
+
+def test_growth_looks_past_signs_of_life_and_the_last_message() -> None:
+    updates = [1000, 1100, 900, 20, 1000, 1050, 950, 0, 1000, 1010]
+    assert growth_of([*updates, 250_000]) == pytest.approx(1.0, abs=0.1)
+    assert growth_of([1000 * i for i in range(1, 31)]) > 3
 
 
 def test_speeds_are_the_last_that_the_log_tells() -> None:
