@@ -283,6 +283,7 @@ def test_every_pair_is_listed_with_what_it_needs() -> None:
         (["--target", "./nowhere", "--memory", "8GiB"], "no folder"),
         (["--target", "weights.gguf", "--memory", "8GiB"], "single file"),
         (["--device", "warp"], "cannot be used"),
+        (["--dtype", "float8", "--memory", "8GiB"], "no dtype 'float8'"),
         (["--context", "0"], "whole number"),
     ],
 )

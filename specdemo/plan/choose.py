@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..errors import BadRequest
 from .devices import Device, Machine
 from .shape import ModelShape
 from .sizes import GIB, LANES, Kept, kv_bytes, module_bytes, weight_bytes, workspace_bytes
 
 AUTO, NONE = "auto", "none"
+DTYPE_CHOICES = (AUTO, "float32", "bfloat16", "float16", "int8")
 QUANTIZE_CHOICES = (AUTO, NONE, "int8", "nf4")
 DEFAULT_CONTEXT, SMALLEST_CONTEXT = 4096, 512
 BUS_BYTES_PER_S = 16e9
@@ -27,12 +29,18 @@ PRECISION_TITLES = {"int8": "8 bit", "nf4": "4 bit (NF4)"}
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What the user asks for. `dtype` as `--dtype`, `quantize` as `--quantize`; `obstacle`: why bitsandbytes cannot be
-    used, or None."""
+    used, or None. Raises BadRequest for a word that is none of the choices."""
 
     context: int = DEFAULT_CONTEXT
     dtype: str = AUTO
     quantize: str = AUTO
     obstacle: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_CHOICES:
+            raise BadRequest(f"There is no dtype {self.dtype!r}: choose one of {', '.join(DTYPE_CHOICES)}.")
+        if self.quantize not in QUANTIZE_CHOICES:
+            raise BadRequest(f"There is no --quantize {self.quantize!r}: choose one of {', '.join(QUANTIZE_CHOICES)}.")
 
 
 @dataclass(frozen=True, slots=True)

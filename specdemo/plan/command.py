@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context", type=_context, default=DEFAULT_CONTEXT, metavar="N", help="positions of each cache"
     )
-    parser.add_argument("--dtype", default=AUTO, help="float32, bfloat16, float16 or auto (default: auto)")
+    parser.add_argument("--dtype", default=AUTO, help="float32, bfloat16, float16, int8 or auto (default: auto)")
     parser.add_argument("--quantize", default=AUTO, choices=QUANTIZE_CHOICES, help="default: auto, where needed")
     parser.add_argument("--device", default=AUTO, help="cpu, cuda, cuda:1, mps or auto (default: auto)")
     parser.add_argument("--list", action="store_true", help="list the named pairs, with what each needs")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..errors import BadRequest, ModelUnavailable
+from ..errors import ModelUnavailable
 from ..models.loading import Keep, Pair, choose_device, load_pair
 from ..models.names import AUTO, EMBEDDED, NONE
 from ..models.quantize import KINDS, bitsandbytes_obstacle
-from .choose import QUANTIZE_CHOICES, Plan, Wishes, smaller
+from .choose import Plan, Wishes, smaller
 from .devices import Machine, this_machine
 from .pairs import best_pair, named, plan_pair, shapes_of
 from .shape import SizesUnknown
@@ -28,10 +28,8 @@ def load_fitting(
 ) -> Pair:
     """Plan for this machine, then load as planned; the pair carries the plan. `pair` is the name of a preset, or "auto"
     for the best that fits. Raises ModelUnavailable where nothing fits, BadRequest, each a sentence for the user."""
-    if quantize not in QUANTIZE_CHOICES:
-        raise BadRequest(f"There is no --quantize {quantize!r}: choose one of {', '.join(QUANTIZE_CHOICES)}.")
-    machine = this_machine(choose_device(device), every_card=device == AUTO)
     wishes = Wishes(dtype=dtype, quantize=quantize)
+    machine = this_machine(choose_device(device), every_card=device == AUTO)
     if pair == AUTO:
         preset, _ = best_pair(machine, wishes)
         pair = preset.name
