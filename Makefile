@@ -19,10 +19,11 @@ run: model ## start the page (options: ARGS="--port 8000"); Ctrl-C stops it
 	@exec $(VENV)/bin/python app.py $(ARGS)
 
 test: $(VENV)/installed-dev check model chromium ## all checks and tests
-	@exec $(VENV)/bin/python -m pytest
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not browser" -n logical --dist loadfile
+	@exec $(VENV)/bin/python -m pytest -m browser
 
 unit: $(VENV)/installed-dev ## the fast tests: no embedded model, no browser
-	@exec $(VENV)/bin/python -m pytest -m "not embedded and not browser"
+	@OMP_NUM_THREADS=1 exec $(VENV)/bin/python -m pytest -m "not embedded and not browser" -n logical --dist loadfile
 
 check: $(VENV)/installed-dev ## formatting, lint, types, import directions
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "Run 'make format'."; exit 1; }

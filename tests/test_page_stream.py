@@ -29,10 +29,10 @@ def test_the_script_writes_half_of_the_tokens_in_each_lane_on_time(tokens: int, 
     assert fates == {"accepted", "rejected", "discarded"}
 
 
-def test_growth_looks_past_signs_of_life_and_the_last_message() -> None:
-    updates = [1000, 1100, 900, 20, 1000, 1050, 950, 0, 1000, 1010]
-    assert growth_of([*updates, 250_000]) == pytest.approx(1.0, abs=0.1)
-    assert growth_of([1000 * i for i in range(1, 31)]) > 3
+def test_growth_is_of_the_stream_and_not_of_its_last_message() -> None:
+    even = [(5.0 + i / 20, 1000) for i in range(200)]
+    assert growth_of([*even, (15.2, 250_000)], 10.0) == pytest.approx(1.0, abs=0.1)
+    assert growth_of([(at, size * (i + 1)) for i, (at, size) in enumerate(even)], 10.0) > 3
 
 
 def test_speeds_are_the_last_that_the_log_tells() -> None:
