@@ -39,7 +39,7 @@ from .view import RaceView
 LINE_ROOM = 8
 """Visitors who may wait; one more is told that the line is full."""
 
-UPDATE_S = 1 / 20
+UPDATE_S = 1 / 10
 UPDATE_SHARE = 10
 LONGEST_UPDATE_S = 0.25
 """Updates come at most every UPDATE_S, and rarer where the page takes long to send one, so that sending them takes at

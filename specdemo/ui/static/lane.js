@@ -60,6 +60,7 @@
     clear() {
       this.tokens = []; // {element, text, kept}
       this.replayed = false;
+      this.line = null; // the block that the next token goes to; null: a new one
       this.output.replaceChildren();
       this.placeholder.hidden = false;
       this.runs.replaceChildren();
@@ -124,7 +125,10 @@
         this.placeholder.hidden = true;
         this.copyButton.disabled = false;
       }
-      this.output.append(element);
+      // each line of the text is a block of its own, so that a new token does not lay out all before it again
+      if (!this.line) this.output.append((this.line = make("div", { class: "sd-line" })));
+      this.line.append(element);
+      if (kept && string.endsWith("\n")) this.line = null;
     }
 
     // Draw a batch of records. The end stays in view unless the reader scrolled away from it; the layout is asked

@@ -52,7 +52,7 @@
 
     key(event, lane, index) {
       if (event.ctrlKey || event.altKey || event.metaKey) return;
-      const tokens = [...lane.output.children].filter((token) => token.dataset.round !== undefined && token.offsetParent !== null);
+      const tokens = [...lane.output.querySelectorAll(".sd-token")].filter((token) => token.dataset.round !== undefined && token.offsetParent !== null);
       if (!tokens.length) return;
       const forth = getComputedStyle(lane.output).direction === "rtl" ? "ArrowLeft" : "ArrowRight";
       const here = tokens.indexOf(this.chosen);
@@ -80,7 +80,7 @@
     // A box of the round's picture was pressed: the same panel, beside the box.
     ask(round, place, anchor) {
       const lane = this.lanes[1];
-      const token = [...lane.output.children].find((element) => element.dataset.round === String(round) && element.dataset.place === String(place));
+      const token = [...lane.output.querySelectorAll(".sd-token")].find((element) => element.dataset.round === String(round) && element.dataset.place === String(place));
       if (!token) return;
       this.pin(token, 1);
       this.anchor = anchor;
