@@ -41,6 +41,7 @@
         if (!this.pinned) this.hide();
       });
       lane.output.addEventListener("click", (event) => {
+        clearTimeout(wait); // or the pointer's own wish would open what was closed meanwhile
         const token = event.target.closest(".sd-token");
         if (!token || !document.getSelection().isCollapsed) return; // some text was selected
         if (this.pinned && token === this.chosen) this.hide();
