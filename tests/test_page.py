@@ -23,29 +23,14 @@ from specdemo.errors import BadRequest
 from specdemo.events import Failed
 from specdemo.metrics import fold
 from specdemo.ui import page as page_module
+from specdemo.ui.form import DEFAULTS
 from specdemo.ui.page import Line, Page, build, launch_options, race_request, strings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
     from playwright.sync_api import Page as Tab
 
-FORM: dict[str, Any] = {
-    "prompt": "one two three four five six seven",
-    "method": "speculative",
-    "draft_length": 5,
-    "max_new_tokens": 64,
-    "temperature": 0,
-    "top_p": 1,
-    "seed": 0,
-    "top_k": 0,
-    "min_p": 0,
-    "repetition_penalty": 1,
-    "stop": "",
-    "adaptive": False,
-    "verification": "token",
-    "raw": False,
-    "ignore_eos": False,
-}
+FORM: dict[str, Any] = {**DEFAULTS, "prompt": "one two three four five six seven", "max_new_tokens": 64}
 
 HOSTILE = (
     '<img src=x onerror="window.pwned=1"> </div></span><style>body{display:none}</style> ${window.pwned=1} '

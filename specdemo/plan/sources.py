@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import get_safetensors_metadata, hf_hub_download, snapshot_download
 from huggingface_hub.errors import NotASafetensorsRepoError
 
-from ..errors import ModelUnavailable
+from ..errors import ModelUnavailable, SpecdemoError
 from ..models.cache_folder import cache_folder
 from ..models.hub import checked_folder, hub_errors
 from ..models.names import EMBEDDED, EMBEDDED_NAME, FAMILIES
@@ -43,7 +43,7 @@ def shape_of(name: str, ask_hub: bool = True) -> ModelShape:
         from ..models.loading import find_model
 
         find_model(name)  # says why it is no model
-    with suppress(Exception):  # whatever is wrong with the cache, the hub may answer
+    with suppress(OSError, ValueError, KeyError, SpecdemoError):  # not in the cache, or half of it: the hub may answer
         return folder_shape(checked_folder(Path(snapshot_download(name, local_files_only=True)), name), name)
     if not ask_hub:
         raise ModelUnavailable(f"The sizes of {name} are not known here: give its folder, or ask with a network.")
