@@ -24,6 +24,10 @@ tokens were accepted (with K = 0, so always in a standard lane, that is the plai
 
 FinishReason: TypeAlias = Literal["eos", "stop", "length", "cancelled"]
 
+Overlap: TypeAlias = Literal["process", "stream", "none"]
+"""How a speculation cache was built beside the verification: by a process on a processor of its own, on a second CUDA
+stream, or before it, with no overlap at all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -128,11 +132,52 @@ class Drafted:
 
 
 @dataclass(frozen=True, slots=True)
+class Guess:
+    """One entry of a speculation cache: a verification outcome (num_accepted, id) that was held likely, and the draft
+    that was made for it.
+
+    `rank` counts the draft model's choices at that position from 0, the drafted token left out; `text` is the extra
+    token's, `draft_text` that of the `draft`, which can be shorter than K or empty where it was given up half way.
+    """
+
+    num_accepted: int
+    id: int
+    rank: int
+    text: str = ""
+    draft: tuple[int, ...] = ()
+    draft_text: str = ""
+    taken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What was drafted for the next round while this one was verified (SSD).
+
+    fan_out [K + 1]: guesses per position. rank: where the extra token stands among the draft model's choices at its
+    position, from 0, the drafted token left out; None far behind. Times are seconds from the moment when the draft
+    went to the target: `guessed_s` when the guesses had been chosen, `built_s` when the last of their drafts was made
+    or given up, `known_s` when the outcome became known. build_s: the work; hidden_s: the part of it before `known_s`
+    that ran beside the target. guesses: empty in a run that is not explained.
+    """
+
+    fan_out: tuple[int, ...]
+    rank: int | None
+    guessed_s: float
+    built_s: float
+    known_s: float
+    build_s: float
+    hidden_s: float
+    overlap: Overlap
+    guesses: tuple[Guess, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """One target forward over K + 1 positions, judged and committed.
 
     `num_accepted` counts the fates "accepted", so it is what was kept. `extra` is None only when the round was
-    cut before it (EOS or a stop string inside the draft).
+    cut before it (EOS or a stop string inside the draft). SSD: `outcome` is (num_accepted, extra token), `hit` whether
+    the cache that was built meanwhile held a draft for it, which is then the next round's.
     """
 
     type: ClassVar[str] = "verified"
@@ -147,6 +192,7 @@ class Verified:
     extra_kind: ExtraKind | None
     outcome: tuple[int, int] | None = None
     hit: bool | None = None
+    speculation: Speculation | None = None
 
 
 @dataclass(frozen=True, slots=True)
