@@ -24,7 +24,7 @@ from .models.memory import free_memory, ran_out_of_memory
 from .settings import Settings
 from .text import check_prompt, encode_prompt
 
-STANDARD, SPECULATIVE = "standard", "speculative"
+STANDARD, SPECULATIVE, SSD = "standard", "speculative", "ssd"
 GHOST_SECONDS = 3.0  # a consumer that asks for nothing this long, while another waits, is taken to be gone
 
 Progress = Callable[[str, float], None]
@@ -206,7 +206,7 @@ class Arena:
             raise BadRequest(f"There is no method {request.method!r}: choose one of {known}.")
 
     def race(self, request: RaceRequest, visitor: str = "") -> Iterator[Event]:
-        """Both lanes' events as they happen, ending after each lane's Finished or Failed.
+        """All lanes' events as they happen, ending after each lane's Finished or Failed.
 
         Waits for the models and for the run before. Raises SpecdemoError before the first event for a request that
         cannot be served. Closing the generator, `stop`, and the limits end the run and release the models.
@@ -215,11 +215,10 @@ class Arena:
 
         def lanes(pair: Pair, should_stop: ShouldStop) -> Generator[Event, None, None]:
             ids = encode_prompt(pair.tokenizer, request.prompt, request.raw)
-            names = {STANDARD: "standard", SPECULATIVE: request.method}
             return in_turns(
                 {
                     lane: methods.run(pair, name, ids, request.settings, lane=lane, should_stop=should_stop)
-                    for lane, name in names.items()
+                    for lane, name in lanes_of(pair, request.method).items()
                 },
                 smaller=f"load {pair.smaller.described}" if pair.smaller else "use a smaller model",
             )
@@ -293,6 +292,14 @@ class Arena:
             if self._lease is lease:
                 self._lease = None
             self._changed.notify_all()
+
+
+def lanes_of(pair: Pair, method: str) -> dict[str, str]:
+    """The lanes of a race and the method of each. Where SSD runs, what it has to beat runs beside it: speculative
+    decoding with the same draft model and all cores. Raises BadRequest for an unknown method."""
+    if methods.resolve(pair, method)[0].name == SSD:
+        return {STANDARD: STANDARD, SPECULATIVE: SPECULATIVE, SSD: SSD}
+    return {STANDARD: STANDARD, SPECULATIVE: method}
 
 
 def in_turns(

@@ -47,12 +47,12 @@ class Script:
         self.events: list[Event] = []
 
     def start(self) -> Script:
-        speculative = self.lane == "speculative"
+        method = {"standard": "standard", "speculative": "prompt-lookup"}.get(self.lane, self.lane)
         self.events.append(
             Started(
                 lane=self.lane,
                 t=0.0,
-                method="prompt-lookup" if speculative else "standard",
+                method=method,
                 target="tiny-target",
                 target_precision=self.precision,
                 forward_path="lean",

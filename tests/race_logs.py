@@ -48,10 +48,10 @@ def story(other: str = " other", settings: dict[str, object] | None = None) -> l
     speculative.round([(" b", "accepted"), (" x", "rejected"), (" y", "discarded")], " c", "recovered")
     speculative.round([(" d", "accepted"), (" e", "accepted")], " f", "bonus")
     speculative.round(extra=" g")
-    return [_explained(event, other) for event in interleaved(standard.finish(), speculative.finish())]
+    return [explained(event, other) for event in interleaved(standard.finish(), speculative.finish())]
 
 
-def _explained(event: Event, other: str) -> Event:
+def explained(event: Event, other: str) -> Event:
     """The same event with the figures that the page shows to those who ask why."""
 
     def top(token: Any, prob: float) -> tuple[Candidate, ...]:

@@ -14,7 +14,8 @@ from specdemo.ui.assets import LANGUAGES, SCRIPTS, strings
 
 ROOT = Path(__file__).parents[1]
 CJK = re.compile(r"[\u4e00-\u9fff]")
-NOT_WORDS = {"title", "none", "state_idle", "stat_alpha", "top_p_label"}
+SSD = {"method_ssd", "lane_short_ssd", "compare_name_ssd"}
+NOT_WORDS = {"title", "none", "state_idle", "stat_alpha", "top_p_label", *SSD}
 """Names and signs that are the same everywhere."""
 
 

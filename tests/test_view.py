@@ -135,7 +135,7 @@ def test_every_fate_arrives_where_it_fell() -> None:
 def test_numbers_are_the_fold_of_the_events() -> None:
     events = echo_race([f"w{i} " for i in range(40)])
     log = records(events, every=7)
-    folds = {lane: fold(event for event in events if event.lane == lane) for lane in LANES}
+    folds = {lane: fold(event for event in events if event.lane == lane) for lane in LANES[:2]}
     for lane, metrics in folds.items():
         shown = last(log, "numbers", lane)
         assert shown["tokens"] == metrics.tokens == 40
@@ -177,7 +177,7 @@ def test_no_speedup_before_both_lanes_have_tokens_enough() -> None:
 
 def two_lanes(a: list[str], b: list[str], why: str = "eos", precision: str = "float32") -> list[Event]:
     scripts = []
-    for lane, words in zip(LANES, (a, b), strict=True):
+    for lane, words in zip(LANES[:2], (a, b), strict=True):
         script = Script(lane, precision).start().first(words[0])
         for word in words[1:]:
             script.round(extra=word)

@@ -43,12 +43,12 @@ class Calls:
         self._arena.check(request)
         visitor = f"{session}/{uuid.uuid4().hex}"  # one program may call twice at once
         self._of.setdefault(session, set()).add(visitor)
-        lanes = {name: _Lane() for name in LANES}
+        lanes = {name: _Lane() for name in LANES[:2]}
 
         def run() -> Iterator[str]:
             with closing(self._arena.race(request, visitor)) as events:
                 for event in events:
-                    lanes[event.lane].add(event)
+                    lanes.setdefault(event.lane, _Lane()).add(event)
                     yield ""
 
         try:
@@ -106,9 +106,10 @@ class _Lane:
 
 
 def _result(lanes: Mapping[str, _Lane]) -> dict[str, Any]:
-    standard, speculative = (lanes[name] for name in LANES)
-    metrics = {"standard": standard.fold.metrics()}
-    metrics["speculative"] = with_baseline(speculative.fold.metrics(), metrics["standard"])
+    names = list(lanes)
+    first, last = lanes[names[0]], lanes[names[-1]]
+    baseline = first.fold.metrics()
+    metrics = {name: with_baseline(lane.fold.metrics(), baseline) for name, lane in lanes.items()}
     lane_results = {
         name: {
             "text": lane.text,
@@ -118,13 +119,13 @@ def _result(lanes: Mapping[str, _Lane]) -> dict[str, Any]:
         }
         for name, lane in lanes.items()
     }
-    count = min(len(lane.token_ids) for lane in lanes.values())
-    ended = all(lane.finish_reason not in (None, "cancelled") for lane in lanes.values())
+    count = min(len(first.token_ids), len(last.token_ids))
+    ended = all(lane.finish_reason not in (None, "cancelled") for lane in (first, last))
     end = None if ended else count  # of a lane that runs or was stopped, only what both have can be compared
     return {
         **lane_results,
-        "speedup": speedup(metrics["standard"], metrics["speculative"]),
-        "first_divergence": first_divergence(standard.token_ids[:end], speculative.token_ids[:end]),
+        "speedup": speedup(baseline, metrics[names[-1]]),
+        "first_divergence": first_divergence(first.token_ids[:end], last.token_ids[:end]),
     }
 
 

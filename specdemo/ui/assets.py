@@ -25,8 +25,10 @@ SCRIPTS = (
     "why.js",
     "player.js",
     "round.js",
+    "ssd.js",
     "timeline.js",
     "charts.js",
+    "ssd_lessons.js",
     "lessons.js",
     "presenter.js",
     "stage.js",
@@ -38,7 +40,7 @@ SCRIPTS = (
 KEPT_SCRIPTS = (*(name for name in SCRIPTS[:-1] if name not in LIVE_SCRIPTS), "keep.js", SCRIPTS[-1])
 """Those of an exported run."""
 
-STYLES = ("page.css", "why.css", "after.css", "tools.css")
+STYLES = ("page.css", "why.css", "after.css", "ssd.css", "tools.css")
 
 
 def static(name: str) -> str:

@@ -6,20 +6,24 @@ models or of pixels. The page's script replays the same records, so whatever the
 
 Records of a race; `k` is the kind, `l` the lane's index in LANES, `t` seconds of that lane's engine time:
 
-    race     budget, greedy, prompt: both lanes start empty
+    race     budget, greedy, prompt: all lanes start empty
     lane     method, rule (verification: token or block), target, precision, path, device, draft, notes: what runs here
     first    x: text of the token drawn by the prefill, s: seconds of its phases [draft, verify, judge]
     round    n: round, j: [[text, fate], ...] of the drafted tokens, x: text of the extra token, e: its kind where the
              round had a draft, s: seconds of its phases, c: the lane's tokens so far; fates are a(ccepted), r(ejected),
              d(iscarded), c(lipped)
     why      what a reader who asks about a token of that round is told: see `why`
-    numbers  tokens, rounds, tps, ttft, acceptance, alpha, length: the lane's metrics so far, null where undefined
-    ratio    v: the speedup so far, null before both lanes have tokens enough
-    same     greedy races only. n: tokens compared, at: null or the index of the first difference, a, b: [id, text] of
+    cache    what was drafted for the next round while that one was verified: see `speculated`
+    numbers  tokens, rounds, tps, ttft, acceptance, alpha, length, hits: the lane's metrics so far, null where undefined
+    ratio    v: the speedup so far, null before both lanes have tokens enough; w: where three lanes race, that of the
+             last over the one in the middle
+    same     greedy races only, of the first lane and the last. n: tokens compared, at: null or the index of the first
+             difference, a, b: [id, text] of
              both lanes there, gaps: how far apart each lane's target saw their logits, null where one is not among
              its likeliest, numerics: rounding can explain it, final: both lanes are done, cut: one was stopped
     insight  what the whole race teaches: the fields of `insight.Insight`, the histogram of accepted lengths, and the
              acceptance by position
+    ssd      what the lane that drafts while it verifies teaches: the fields of `ssd_insight.SsdInsight`
     end      why, keep, add: the lane's output is the first `keep` UTF-16 units of what was drawn as kept, then `add`
     failed   message
     done     ok: nothing follows
@@ -37,10 +41,13 @@ from ..errors import BadRequest
 from ..events import Candidate, Committed, Drafted, Event, Failed, Finished, JudgedToken, Prefilled, Started, Verified
 from ..insight import insight
 from ..metrics import Fold, Metrics, first_divergence, logit_gap, speedup
+from ..ssd_insight import SsdFold, ssd_insight
 from .records import record, significant
+from .speculated import speculated
 from .why import why_first, why_round
 
-LANES = ("standard", "speculative")
+LANES = ("standard", "speculative", "ssd")
+"""The last one only where it runs, beside both that it is measured against."""
 
 TOKENS_FOR_SPEEDUP = 8
 """Fewer tokens than this in either lane say little about its speed, so a running race shows no speedup yet."""
@@ -52,6 +59,7 @@ class _Lane:
     """What one lane has shown so far."""
 
     def __init__(self) -> None:
+        self.started = False
         self.fold = Fold()
         self.metrics: Metrics = self.fold.metrics()  # as last shown
         self.shown = ""  # the kept text as drawn
@@ -77,8 +85,9 @@ class RaceView:
 
     def __init__(self, budget: int, greedy: bool, prompt: str = "") -> None:
         self._lanes = {name: _Lane() for name in LANES}
+        self._ssd = SsdFold()
         self._greedy = greedy
-        self._ratio: float | None = None
+        self._ratios: dict[str, float | None] = {"v": None}
         self._lines = [record("race", budget=budget, greedy=greedy, prompt=prompt)]
 
     def add(self, event: Event) -> None:
@@ -86,10 +95,13 @@ class RaceView:
         draft is missing: a trace that was edited or cut."""
         lane = self._lanes[event.lane]
         lane.fold.add(event)
+        if event.lane == LANES[2]:
+            self._ssd.add(event)
         lane.t, lane.dirty = event.t, True
         where: dict[str, Any] = {"l": LANES.index(event.lane), "t": _time(event.t)}
         match event:
             case Started():
+                lane.started = True
                 lane.exact = event.target_precision == "float32"
                 lane.residual = not self._greedy and event.settings.get("verification") != "block"
                 self._lines.append(record("lane", **where, **_what_runs(event)))
@@ -106,6 +118,8 @@ class RaceView:
                 phases = _seconds(drafted.draft_s, event.verify_s, event.judge_s)
                 self._lines.append(record("round", **where, n=event.round, s=phases, **_round(lane, event)))
                 self._lines.append(record("why", **where, **why_round(drafted, event, lane.residual)))
+                if event.speculation is not None:
+                    self._lines.append(record("cache", **where, **speculated(event)))
             case Finished():
                 lane.ended, lane.cut = True, event.finish_reason == "cancelled"
                 keep = _common_prefix(lane.shown, event.text)
@@ -128,57 +142,74 @@ class RaceView:
 
     def done(self, ok: bool = True) -> str:
         """The log's last piece."""
-        return self.flush() + self._insight() + record("done", ok=ok)
+        return self.flush() + self._insight() + self._ssd_insight() + record("done", ok=ok)
 
     def text(self, lane: str) -> str:
         """The kept text of a lane as the page shows it."""
         return self._lanes[lane].shown
 
+    @property
+    def _ends(self) -> tuple[_Lane, _Lane]:
+        """The baseline, and the lane that the race is about."""
+        standard, speculative, ssd = self._lanes.values()
+        return standard, ssd if ssd.started else speculative
+
     def _insight(self) -> str:
-        standard, speculative = self._lanes.values()
-        found = insight(standard.metrics, speculative.metrics, speculative.drafting_rounds)
+        standard, subject = self._ends
+        found = insight(standard.metrics, subject.metrics, subject.drafting_rounds)
         if found is None:
             return ""
         shown = _rounded(asdict(found))
-        metrics = speculative.metrics
+        metrics = subject.metrics
         positions = _rounded(metrics.acceptance_by_position)
         return record("insight", **shown, histogram=metrics.accepted_histogram, positions=positions)
+
+    def _ssd_insight(self) -> str:
+        _, speculative, ssd = self._lanes.values()
+        found = ssd_insight(self._ssd, ssd.metrics, speculative.metrics if speculative.started else None)
+        return "" if found is None else record("ssd", **_rounded(asdict(found)))
 
     def _numbers(self) -> None:
         for index, lane in enumerate(self._lanes.values()):
             if lane.dirty:
                 lane.dirty, lane.metrics = False, lane.fold.metrics()
                 self._lines.append(record("numbers", l=index, t=_time(lane.t), **_shown(lane.metrics)))
-        standard, speculative = self._lanes.values()
-        ended = standard.ended and speculative.ended
-        enough = 2 if ended else TOKENS_FOR_SPEEDUP
-        ratio = None
-        if min(len(standard.tokens), len(speculative.tokens)) >= enough:
-            ratio = significant(speedup(standard.metrics, speculative.metrics))
-        if ratio != self._ratio:
-            self._ratio = ratio
-            self._lines.append(record("ratio", v=ratio))
+        standard, subject = self._ends
+        ratios = {"v": _ratio(standard, subject)}
+        if subject.started and (middle := self._lanes[LANES[1]]) is not subject and middle.started:
+            ratios["w"] = _ratio(middle, subject)
+        if ratios != self._ratios:
+            self._ratios = ratios
+            self._lines.append(record("ratio", **ratios))
         if self._greedy:
-            self._compare(standard, speculative, ended)
+            self._compare(standard, subject)
 
-    def _compare(self, standard: _Lane, speculative: _Lane, ended: bool) -> None:
-        count = min(len(standard.tokens), len(speculative.tokens))
+    def _compare(self, standard: _Lane, subject: _Lane) -> None:
+        count = min(len(standard.tokens), len(subject.tokens))
         if not count:
             return
-        cut = standard.cut or speculative.cut
+        ended, cut = standard.ended and subject.ended, standard.cut or subject.cut
         # of lanes that run or were stopped one is ahead: only what both have can be compared
         end = None if ended and not cut else count
-        ids_a, ids_b = ([token_id for token_id, _ in lane.tokens[:end]] for lane in (standard, speculative))
+        ids_a, ids_b = ([token_id for token_id, _ in lane.tokens[:end]] for lane in (standard, subject))
         at = first_divergence(ids_a, ids_b)
         fields: dict[str, Any] = {"n": count, "at": at, "final": ended, "cut": cut}
         if at is not None:
             fields["a"] = standard.tokens[at] if at < len(standard.tokens) else None
-            fields["b"] = speculative.tokens[at] if at < len(speculative.tokens) else None
+            fields["b"] = subject.tokens[at] if at < len(subject.tokens) else None
             if fields["a"] and fields["b"]:
                 ids = fields["a"][0], fields["b"][0]
-                fields["gaps"] = [significant(logit_gap(lane.tops[at], *ids), 3) for lane in (standard, speculative)]
-            fields["numerics"] = not (standard.exact and speculative.exact)
+                fields["gaps"] = [significant(logit_gap(lane.tops[at], *ids), 3) for lane in (standard, subject)]
+            fields["numerics"] = not (standard.exact and subject.exact)
         self._lines.append(record("same", **fields))
+
+
+def _ratio(baseline: _Lane, lane: _Lane) -> float | None:
+    """How many times faster the lane is, None before both have tokens enough."""
+    enough = 2 if baseline.ended and lane.ended else TOKENS_FOR_SPEEDUP
+    if min(len(baseline.tokens), len(lane.tokens)) < enough:
+        return None
+    return significant(speedup(baseline.metrics, lane.metrics))
 
 
 def _what_runs(event: Started) -> dict[str, Any]:
@@ -223,6 +254,7 @@ def _shown(metrics: Metrics) -> dict[str, Any]:
         "acceptance": significant(metrics.acceptance_rate),
         "alpha": significant(metrics.alpha),
         "length": significant(metrics.mean_acceptance_length),
+        "hits": significant(metrics.hit_rate),
     }
 
 

@@ -8,6 +8,7 @@
   const STATS = {
     standard: ["tokens", "ttft", "time"],
     speculative: ["tokens", "ttft", "time", "acceptance", "alpha", "length", "rounds"],
+    ssd: ["tokens", "ttft", "time", "acceptance", "length", "rounds", "hits"],
   };
   const FORMAT = {
     tokens: show.count,
@@ -17,6 +18,7 @@
     alpha: show.decimal,
     length: show.decimal,
     rounds: show.count,
+    hits: show.share,
   };
 
   // A token that was not kept takes part in nothing but the looks; a line break in it must not break the line.
@@ -182,7 +184,7 @@
       const model = (name, precision, path) => [name, precision, path].filter(Boolean).join(", ");
       const line = (label, value) => make("p", {}, make("strong", {}, text(label)), " ", value);
       this.runs.replaceChildren(line("target_is", model(record.target, record.precision, record.path) + ", " + record.device));
-      if (this.name === "speculative") {
+      if (this.name !== "standard") {
         const drafter = text(`method_used_${record.method}`);
         this.runs.append(line("drafter_is", record.draft ? `${drafter}: ${model(...record.draft)}` : drafter));
       }

@@ -3,8 +3,7 @@
   "use strict";
   const { make, text, show, Chart, scale } = specdemo;
 
-  const STANDARD = 0;
-  const SPECULATIVE = 1;
+  const LANES = ["standard", "speculative", "ssd"];
 
   class Lessons {
     // raceWith(draftLength): race again with another K; null where there is no server to do it.
@@ -14,11 +13,15 @@
     }
 
     show(story) {
-      const { insight } = story;
+      const { insight, ssd } = story;
       this.element.replaceChildren();
-      if (!insight) return;
-      this.element.append(this.verdict(insight), make("div", { class: "sd-charts" },
-        this.progress(story), this.best(insight), insight.curve ? this.theory(insight) : null, this.histogram(insight), this.positions(insight)));
+      // the theory, and what it predicts, are of drafting that takes its turn
+      const inTurns = insight && !ssd ? [this.best(insight), insight.curve && this.theory(insight)] : [];
+      const charts = [
+        insight && this.progress(story), ...inTurns, ...specdemo.ssdCharts(story), insight && this.histogram(insight), insight && this.positions(insight),
+      ].filter(Boolean);
+      const verdicts = [insight && this.verdict(insight), ...specdemo.ssdLessons(story)].filter(Boolean);
+      if (verdicts.length) this.element.append(...verdicts, make("div", { class: "sd-charts" }, ...charts));
     }
 
     verdict(insight) {
@@ -44,13 +47,14 @@
     progress(story) {
       const lanes = story.lanes.map((lane) => lane.rounds);
       const most = Math.max(...lanes.map((rounds) => rounds.at(-1)?.c ?? 0));
-      const spoken = text("chart_progress_spoken", { a: show.seconds(lanes[STANDARD].at(-1)?.t), b: show.seconds(lanes[SPECULATIVE].at(-1)?.t) });
+      const spoken = text("chart_progress_spoken", { list: lanes.flatMap((rounds, index) =>
+        (rounds.length ? `${text(`lane_${LANES[index]}`)} ${show.seconds(rounds.at(-1).t)}` : [])).join(", ") });
       const chart = new Chart(text("chart_progress"), text("chart_progress_about"), spoken,
         { most: story.duration, label: text("axis_time") }, scale(most), true);
       lanes.forEach((rounds, index) => {
         // tokens arrive at the end of their round, all at once
         const steps = rounds.flatMap((round, i) => [[round.t, rounds[i - 1]?.c ?? 0], [round.t, round.c]]);
-        chart.line([[0, 0], ...steps], ["standard", "speculative"][index]);
+        if (rounds.length) chart.line([[0, 0], ...steps], LANES[index]);
       });
       return chart.element;
     }

@@ -1,10 +1,9 @@
-// Time, for a race that is over: one moment of engine time that both lanes show, moved by playing, stepping from round to
-// round of the speculative lane, or by hand.
+// Time, for a race that is over: one moment of engine time that all lanes show, moved by playing, stepping from round to
+// round of the lane that the race is about, or by hand.
 (function (specdemo) {
   "use strict";
   const { make, draw, text, show } = specdemo;
 
-  const SPECULATIVE = 1;
   const BY_ROUND = "round"; // one round a second
   const SPEEDS = [BY_ROUND, "0.05", "0.1", "0.25", "0.5", "1", "2"];
   const ROUND_MS = 1000;
@@ -54,7 +53,7 @@
       this.stop();
       this.story = story;
       this.t = story.duration;
-      const able = story.lanes[SPECULATIVE].rounds.length > 0;
+      const able = story.lanes[story.subject].rounds.length > 0;
       for (const control of [this.back, this.forth, this.toggle, this.slider, this.speed]) control.disabled = !able;
       this.mark();
     }
@@ -67,7 +66,7 @@
       this.play();
     }
 
-    // The race as it was: both lanes at once, at their true speeds.
+    // The race as it was: all lanes at once, at their true speeds.
     replay() {
       this.speed.value = "1";
       this.seek(0);
@@ -115,10 +114,11 @@
       this.seek(this.next(direction));
     }
 
-    // When the speculative lane's next round, or the one before, was over.
+    // When the next round of the race's own lane, or the one before, was over.
     next(direction) {
-      const { rounds } = this.story.lanes[SPECULATIVE];
-      const now = this.story.roundAt(SPECULATIVE, this.t);
+      const { subject } = this.story;
+      const { rounds } = this.story.lanes[subject];
+      const now = this.story.roundAt(subject, this.t);
       if (direction > 0) return now + 1 < rounds.length ? rounds[now + 1].t : this.story.duration;
       const past = now >= 0 && this.t > rounds[now].t ? now : now - 1;
       return past >= 0 ? rounds[past].t : 0;
@@ -138,11 +138,11 @@
     }
 
     mark() {
-      const { duration } = this.story;
-      const { rounds } = this.story.lanes[SPECULATIVE];
+      const { duration, subject } = this.story;
+      const { rounds } = this.story.lanes[subject];
       const place = rounds.length
         ? text("player_where", {
-            n: rounds[Math.max(0, this.story.roundAt(SPECULATIVE, this.t))].n,
+            n: rounds[Math.max(0, this.story.roundAt(subject, this.t))].n,
             all: rounds.at(-1).n,
             time: show.seconds(this.t),
           })

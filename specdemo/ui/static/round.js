@@ -4,7 +4,6 @@
   "use strict";
   const { make, text, show, visible } = specdemo;
 
-  const SPECULATIVE = 1;
   const SIGNS = { accepted: "✓", rejected: "✗", discarded: "·", clipped: "✂" };
 
   class RoundPicture {
@@ -26,8 +25,8 @@
     }
 
     show(story, t) {
-      const { rounds } = story.lanes[SPECULATIVE];
-      const round = rounds[Math.max(0, story.roundAt(SPECULATIVE, t))];
+      const { rounds } = story.lanes[story.subject];
+      const round = rounds[Math.max(0, story.roundAt(story.subject, t))];
       if (!round || round === this.shown) return;
       this.shown = round;
       const k = round.j.length;
@@ -58,7 +57,8 @@
     }
 
     draft(round, k) {
-      const origin = text(`origin_${round.why?.o ?? "none"}`);
+      const source = text(`origin_${round.why?.o ?? "none"}`);
+      const origin = round.missed ? text("origin_missed", { source }) : source;
       return [
         this.name("round_draft", `${origin}, ${show.seconds(round.s[0])}`),
         ...round.j.map((token, i) => this.box(round, { text: token.text, fate: "drafted" }, i, i,

@@ -1,4 +1,4 @@
-// The big numbers: both speeds, how far each lane is, and the speedup between them.
+// The big numbers: each lane's speed, how far it is, and the speedup over the first.
 (function (specdemo) {
   "use strict";
   const { make, text, show } = specdemo;
@@ -11,9 +11,18 @@
       // the form's own Stop may be out of sight
       const stop = make("button", { class: "sd-small-button sd-stop", type: "button" }, text("stop"));
       stop.addEventListener("click", () => document.querySelector("#stop-button").click());
-      this.middle = make("div", { class: "sd-ratio" }, this.value, this.word, stop);
-      this.element = make("div", { class: "sd-scores" }, this.side(lanes[0]), this.middle, this.side(lanes[1]));
+      this.second = make("span", { class: "sd-ratio-second" });
+      this.middle = make("div", { class: "sd-ratio" }, this.value, this.word, this.second, stop);
+      this.sides = lanes.map((lane) => this.side(lane));
+      this.element = make("div", { class: "sd-scores" }, ...this.sides, this.middle);
       this.ratio(null);
+    }
+
+    // there: for each lane whether it has a place in this race. The ratio stands before the last.
+    arrange(there) {
+      this.sides.forEach((side, index) => (side.hidden = !there[index]));
+      this.sides[there.lastIndexOf(true)].before(this.middle);
+      this.element.dataset.lanes = there.filter(Boolean).length;
     }
 
     side(lane) {
@@ -30,11 +39,13 @@
         make("span", { class: "sd-track", "aria-hidden": "true" }, track));
     }
 
-    ratio(value) {
+    // value: over standard decoding; second: over plain speculative decoding, where that runs beside.
+    ratio(value, second = null) {
       const word = value === null ? "waiting" : value > 1 ? "faster" : value < 1 ? "slower" : "equal";
       this.value.textContent = show.ratio(value);
       this.word.textContent = text(`ratio_${word}`);
       this.middle.dataset.ratio = word;
+      this.second.textContent = second === null ? "" : text("ratio_second", { ratio: show.ratio(second) });
     }
   }
 

@@ -4,8 +4,8 @@
   "use strict";
   const { make, text, show, Lane, Story } = specdemo;
 
-  const LANES = ["standard", "speculative"];
-  const DRAWN = new Set(["lane", "first", "round", "why", "numbers", "ratio", "same", "end", "failed"]);
+  const LANES = ["standard", "speculative", "ssd"]; // the last one only where SSD runs, beside what it has to beat
+  const DRAWN = new Set(["lane", "first", "round", "why", "cache", "numbers", "ratio", "same", "end", "failed"]);
   const LEGEND = ["accepted", "rejected", "discarded", "recovered", "bonus", "clipped", "plain"];
 
   class Stage {
@@ -26,10 +26,12 @@
       this.why = new specdemo.Why(this.lanes, () => this.story, this.closing.signal);
       this.player = new specdemo.Player((t) => this.at(t), (playing) => this.playing(playing));
       this.round = new specdemo.RoundPicture((round, place, box) => this.askWhy(round, place, box));
-      this.timeline = new specdemo.Timeline((t) => {
+      const seek = (t) => {
         this.player.pause();
         this.player.seek(t);
-      });
+      };
+      this.cache = new specdemo.CacheTree(seek);
+      this.timeline = new specdemo.Timeline(seek);
       this.lessons = new specdemo.Lessons(raceWith && ((draftLength) => raceWith(this.story.prompt, draftLength)));
       this.banner = make("div", { class: "sd-banner", hidden: true });
       this.recorded = make("div", { class: "sd-recorded", hidden: true });
@@ -39,13 +41,13 @@
       this.replayNote = make("span", { class: "sd-replay-note", hidden: true }, text("replay_note"));
       const onlyKept = make("input", { type: "checkbox", class: "sd-only-kept" });
       onlyKept.addEventListener("change", () => this.element.classList.toggle("sd-kept-only", onlyKept.checked));
-      this.after = make("div", { class: "sd-after", hidden: true }, this.round.element, this.timeline.element, this.lessons.element);
+      this.after = make("div", { class: "sd-after", hidden: true }, this.round.element, this.cache.element, this.timeline.element, this.lessons.element);
       this.element = make("div", { class: "sd-stage-inner" },
         this.banner,
         this.recorded,
         this.spoken,
         this.score.element,
-        make("div", { class: "sd-lanes" }, ...this.lanes.map((lane) => lane.element)),
+        (this.lanesElement = make("div", { class: "sd-lanes" }, ...this.lanes.map((lane) => lane.element))),
         this.player.element,
         make("div", { class: "sd-under" },
           this.same.element,
@@ -62,6 +64,15 @@
         this.why.element,
         this.why.spoken);
       root.append(this.element);
+      this.arrange();
+    }
+
+    // Which lanes there are is known once they have begun: two, unless others say so.
+    arrange() {
+      const there = this.story.lanes.map((lane, index) => lane.records.length > 0 || (index < 2 && this.story.subject < 2));
+      this.lanes.forEach((lane, index) => (lane.element.hidden = !there[index]));
+      this.lanesElement.dataset.lanes = there.filter(Boolean).length;
+      this.score.arrange(there);
     }
 
     // Let go of the document: another stage takes this one's place.
@@ -96,13 +107,14 @@
     // Records that came while the race runs.
     show(records) {
       for (const record of records) this.story.add(record);
+      if (records.some((record) => record.k === "lane")) this.arrange();
       this.lanes.forEach((lane, index) => {
         lane.draw(records.filter((record) => record.l === index));
         this.drawn[index] = this.story.lanes[index].records.length;
       });
       const latest = (kind) => records.filter((record) => record.k === kind).at(-1);
       const ratio = latest("ratio");
-      if (ratio) this.score.ratio(ratio.v);
+      if (ratio) this.score.ratio(ratio.v, ratio.w);
       const same = latest("same");
       if (same) this.same.show(same);
     }
@@ -123,6 +135,7 @@
           this.begin(record);
           break;
         case "insight":
+        case "ssd":
           this.story.add(record);
           break;
         case "done":
@@ -142,6 +155,7 @@
       this.same.greedy = record.greedy;
       this.drawn = LANES.map(() => 0);
       for (const lane of this.lanes) lane.clear();
+      this.arrange();
       this.score.ratio(null);
       this.same.show(null);
       for (const lane of this.lanes) lane.setState("waiting");
@@ -176,6 +190,7 @@
       this.player.load(this.story);
       this.timeline.show(this.story);
       this.lessons.show(this.story);
+      this.cache.load(this.story);
       this.round.clear();
       this.look(this.story.duration);
       if (this.story.recorded) this.introduce();
@@ -205,6 +220,7 @@
 
     look(t) {
       this.round.show(this.story, t);
+      this.cache.show(this.story, t);
       this.timeline.follow(t);
       this.why.place();
     }

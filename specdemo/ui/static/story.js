@@ -23,14 +23,15 @@
       this.prompt = "";
       this.recorded = null; // what a recorded race was recorded with
       this.insight = null;
-      // rounds: {n, from, t, s, c, j: [{text, fate}], x: {text, fate} or null, why}; round 0 is the prefill
+      this.ssd = null; // what a race with SSD teaches besides
+      // rounds: {n, from, t, s, c, j: [{text, fate}], x: {text, fate} or null, missed, why, cache}; round 0 is the prefill
       this.lanes = Array.from({ length: lanes }, () => ({ records: [], rounds: [], about: null }));
     }
 
     add(record) {
       if (record.k === "race") Object.assign(this, { greedy: record.greedy, prompt: record.prompt ?? "" });
       if (record.k === "recorded") this.recorded = record;
-      if (record.k === "insight") this.insight = record;
+      if (record.k === "insight" || record.k === "ssd") this[record.k] = record;
       if (record.l === undefined) return;
       const lane = this.lanes[record.l];
       lane.records.push(record);
@@ -44,15 +45,21 @@
           break;
         case "round":
           lane.rounds.push({
-            n: record.n, from: before ? before.t : 0, t: record.t, s: record.s, c: record.c,
+            n: record.n, from: before ? before.t : 0, t: record.t, s: record.s, c: record.c, missed: before?.cache?.h === false,
             j: record.j.map(([text, fate]) => ({ text, fate: FATES[fate] })),
             x: record.x === undefined ? null : { text: record.x, fate: record.e ?? "plain" },
           });
           break;
         case "why":
-          if (before && before.n === record.n) before.why = record;
+        case "cache":
+          if (before && before.n === record.n) before[record.k] = record;
           break;
       }
+    }
+
+    // Index of the lane that the race is about: the last one that runs.
+    get subject() {
+      return Math.max(1, this.lanes.findLastIndex((lane) => lane.records.length > 0));
     }
 
     get duration() {

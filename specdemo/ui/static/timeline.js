@@ -1,11 +1,16 @@
-// Where the time went: both lanes on one axis of engine time, each round with its measured phases. A phase of a whole
+// Where the time went: all lanes on one axis of engine time, each round with its measured phases. A phase of a whole
 // lane is a single path whose unit is the second, so zooming only moves the view.
 (function (specdemo) {
   "use strict";
   const { make, draw, text, show } = specdemo;
 
-  const LANES = ["standard", "speculative"];
+  const LANES = ["standard", "speculative", "ssd"];
+  const SSD = 2;
   const PHASES = ["draft", "verify", "judge", "rest"]; // as in a record's `s`, and what is left of the round
+  const HIDDEN = "hidden"; // drafting while the target verifies
+  const WHOLE = [0, 1]; // a row from top to bottom
+  const TARGET = [0, 0.46]; // where two work at once: the target's track, and the drafter's
+  const DRAFTER = [0.54, 1];
   const CLOSEST = 400; // times the whole
   const TICKS = [1, 2, 5];
   const LABEL_PX = 90;
@@ -23,8 +28,10 @@
     build() {
       this.rows = LANES.map((name) => {
         const picture = draw("svg", { class: "sd-time-svg", preserveAspectRatio: "none", "aria-hidden": "true" });
-        return { name, picture, element: make("div", { class: `sd-time-row sd-time-${name}`, "data-time": name }, picture) };
+        const label = make("div", { class: `sd-time-name sd-time-${name}` }, text(`lane_short_${name}`));
+        return { picture, label, element: make("div", { class: `sd-time-row sd-time-${name}`, "data-time": name }, picture) };
       });
+      this.rows[SSD].label.replaceChildren(...["timeline_target", "timeline_drafter"].map((track) => make("small", {}, text(track))));
       this.head = make("div", { class: "sd-time-head", "aria-hidden": "true" });
       this.axis = make("div", { class: "sd-time-axis", "aria-hidden": "true" });
       this.strip = make("div", { class: "sd-time-strip", tabindex: "0", role: "group", "aria-label": text("timeline_about") },
@@ -35,15 +42,16 @@
         element.addEventListener("click", act);
         return element;
       };
-      const legend = make("ul", { class: "sd-time-legend" }, ...PHASES.map((phase) =>
-        make("li", {}, make("span", { class: `sd-swatch sd-phase-${phase}`, "aria-hidden": "true" }), text(`phase_${phase}`))));
+      const entry = (phase) => make("li", {}, make("span", { class: `sd-swatch sd-phase-${phase}`, "aria-hidden": "true" }), text(`phase_${phase}`));
+      this.hiddenEntry = entry(HIDDEN);
+      const legend = make("ul", { class: "sd-time-legend" }, ...PHASES.map(entry), this.hiddenEntry);
       this.element = make("section", { class: "sd-card sd-timeline" },
         make("header", { class: "sd-card-head" },
           make("h3", {}, text("timeline_title")), legend,
           make("div", { class: "sd-zoom", role: "group", "aria-label": text("zoom") },
             button("out", "−", () => this.zoom(0.5)), button("in", "+", () => this.zoom(2)), button("all", "⤢", () => this.look(0, this.length)))),
         make("div", { class: "sd-time-body" },
-          make("div", { class: "sd-time-names" }, ...LANES.map((name) => make("span", {}, text(`lane_short_${name}`)))),
+          make("div", { class: "sd-time-names" }, ...this.rows.map((row) => row.label)),
           this.strip),
         this.detail);
       this.listen();
@@ -95,29 +103,49 @@
     }
 
     rowOf(event) {
-      return event.clientY > this.rows[1].element.getBoundingClientRect().top ? 1 : 0;
+      const shown = this.rows.filter((row) => !row.element.hidden);
+      const under = shown.findLast((row) => event.clientY >= row.element.getBoundingClientRect().top) ?? shown[0];
+      return this.rows.indexOf(under);
     }
 
     show(story) {
       this.story = story;
       this.length = story.duration || 1;
       story.lanes.forEach((lane, index) => {
-        const paths = { draft: ["", ""], verify: ["", ""], judge: ["", ""], rest: ["", ""] };
-        lane.rounds.forEach((round, number) => {
-          let at = round.from;
-          const bar = (phase, until) => {
-            if (until > at) paths[phase][number % 2] += `M${at} 0H${until}V1H${at}Z`;
-            at = Math.max(at, until);
-          };
-          round.s.forEach((seconds, phase) => bar(PHASES[phase], Math.min(round.t, at + seconds)));
-          bar("rest", round.t);
-        });
-        this.rows[index].picture.replaceChildren(...PHASES.flatMap((phase) =>
-          paths[phase].map((d, odd) => draw("path", { d, class: `sd-phase-${phase}${odd ? " sd-odd" : ""}` }))));
+        const row = this.rows[index];
+        row.element.hidden = row.label.hidden = !lane.records.length;
+        row.picture.replaceChildren(...this.bars(lane, index === SSD));
       });
-      this.strip.setAttribute("aria-label", `${text("timeline_about")} ${story.lanes.map((lane, index) =>
-        text("timeline_lane", { lane: text(`lane_${LANES[index]}`), rounds: Math.max(0, lane.rounds.length - 1), time: show.seconds(lane.rounds.at(-1)?.t) })).join(" ")}`);
+      this.hiddenEntry.hidden = !story.lanes[SSD].records.length;
+      const told = story.lanes.map((lane, index) => lane.records.length &&
+        text("timeline_lane", { lane: text(`lane_${LANES[index]}`), rounds: Math.max(0, lane.rounds.length - 1), time: show.seconds(lane.rounds.at(-1)?.t) }));
+      this.strip.setAttribute("aria-label", [text("timeline_about"), ...told.filter(Boolean)].join(" "));
       this.look(0, this.length);
+    }
+
+    // A lane's phases as paths, two for each so that neighbouring rounds can be told apart. two: target and drafter each
+    // have a track, since they work at the same time.
+    bars(lane, two) {
+      const paths = Object.fromEntries([...PHASES, HIDDEN].map((phase) => [phase, ["", ""]]));
+      lane.rounds.forEach((round, number) => {
+        const bar = (phase, from, until, [top, bottom]) => {
+          if (until > from) paths[phase][number % 2] += `M${from} ${top}H${until}V${bottom}H${from}Z`;
+        };
+        let at = round.from;
+        [...round.s, Infinity].forEach((seconds, phase) => {
+          const until = Math.min(round.t, at + seconds);
+          bar(PHASES[phase], at, until, two ? (PHASES[phase] === "draft" ? DRAFTER : TARGET) : WHOLE);
+          at = Math.max(at, until);
+        });
+        if (!round.cache) return;
+        const begin = round.from + round.s[0];
+        const [built, known] = round.cache.b;
+        const hidden = round.cache.p === "none" ? 0 : Math.min(built, known);
+        bar(HIDDEN, begin, begin + hidden, DRAFTER);
+        bar("draft", begin + hidden, begin + built, DRAFTER);
+      });
+      return Object.entries(paths).flatMap(([phase, pair]) =>
+        pair.map((d, odd) => draw("path", { d, class: `sd-phase-${phase}${odd ? " sd-odd" : ""}` })));
     }
 
     zoom(factor, around = this.inView(this.now) ? this.now : this.view.from + this.view.span / 2) {
@@ -158,7 +186,8 @@
       this.now = t;
       this.head.hidden = !this.inView(t);
       this.head.style.left = `${((t - this.view.from) / this.view.span) * 100}%`;
-      this.tell(1, this.story ? Math.max(0, this.story.roundAt(1, t)) : 0);
+      const lane = this.story?.subject ?? 1;
+      this.tell(lane, this.story ? Math.max(0, this.story.roundAt(lane, t)) : 0);
     }
 
     // Follow the moment while the race plays.
@@ -181,6 +210,7 @@
         return;
       }
       const parts = round.s.map((seconds, phase) => (seconds > 0 ? `${text(`phase_${PHASES[phase]}`)} ${show.seconds(seconds)}` : null)).filter(Boolean);
+      if (round.cache) parts.push(text("timeline_cache", { time: show.seconds(round.cache.b[0]), hidden: show.percent(round.cache.d) }));
       const name = round.n ? text("timeline_round", { n: round.n }) : text("round_title_first");
       this.detail.textContent = `${text(`lane_short_${LANES[lane]}`)}, ${name}: ${parts.join(", ")}; ${text("timeline_tokens", { n: round.c - (rounds[index - 1]?.c ?? 0) })}`;
     }

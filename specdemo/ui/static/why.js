@@ -80,10 +80,11 @@
 
     // A box of the round's picture was pressed: the same panel, beside the box.
     ask(round, place, anchor) {
-      const lane = this.lanes[1];
+      const { subject } = this.story();
+      const lane = this.lanes[subject];
       const token = [...lane.output.querySelectorAll(".sd-token")].find((element) => element.dataset.round === String(round) && element.dataset.place === String(place));
       if (!token) return;
-      this.pin(token, 1);
+      this.pin(token, subject);
       this.anchor = anchor;
       this.place();
       this.spoken.textContent = this.summary;
@@ -117,7 +118,7 @@
     judged(round, place, fate) {
       const [p, q, rawP, rawQ, acceptance, draw, targetTop, draftTop] = round.why.j[place];
       const greedy = this.story().greedy;
-      const block = this.story().lanes[1].about?.rule === "block";
+      const block = this.story().lanes[this.story().subject].about?.rule === "block";
       const rule = JUDGED.has(fate) ? (block ? "_block" : greedy ? "_greedy" : "") : "";
       const sentence = text(`why_${fate}${rule}`, { a: show.probability(acceptance), u: show.probability(draw) });
       const rows = [
