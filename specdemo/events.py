@@ -2,13 +2,14 @@
 
 Every layer speaks these records: engines yield them, metrics fold them, traces store them, the page and
 the terminal draw them. They hold only numbers, strings and tuples, so they pickle, print and compare.
-Times are seconds of engine time (the lane's own clock, which stands still while the lane is suspended);
+Times are seconds of engine time (the lane's own clock, which stands still while the lane is suspended), or, for a lane
+that a server elsewhere decodes, seconds at the client since the request was sent (`Started.clock` says which);
 token ids are ints of the target's vocabulary. This is version 1 of the trace format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -23,6 +24,13 @@ ExtraKind: TypeAlias = Literal["recovered", "bonus"]
 tokens were accepted (with K = 0, so always in a standard lane, that is the plain next token)."""
 
 FinishReason: TypeAlias = Literal["eos", "stop", "length", "cancelled"]
+
+Clock: TypeAlias = Literal["engine", "client"]
+"""engine: the lane's own engine time; client: the wall clock of whoever asked a server, from sending the request."""
+
+UNTOLD = -1
+"""The id of a token that a server does not tell: a refused draft, or text that came without ids. It has no text of its
+own where it was refused."""
 
 Overlap: TypeAlias = Literal["process", "stream", "none"]
 """How a speculation cache was built beside the verification: by a process on a processor of its own, on a second CUDA
@@ -44,24 +52,26 @@ class Committed:
     """One token drawn from the target outside a draft: the prefill's token, or a round's extra token.
 
     `text` is what the token adds to the output ('' while a character is still incomplete). `p` is the probability
-    under the distribution that was sampled, `raw_p` the one before temperature and filters.
+    under the distribution that was sampled (None where a server does not tell it), `raw_p` the one before temperature
+    and filters.
     """
 
     id: int
     text: str
-    p: float
+    p: float | None
     raw_p: float | None = None
     top: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedToken:
-    """A proposed token: q is the probability under the distribution it was drawn from (1.0 for a drafter that drew
-    nothing), raw_q the draft model's softmax before temperature and filters, `top` its five likeliest tokens."""
+    """A proposed token: q is the probability under the distribution it was drawn from  (1.0 for a drafter that drew
+    nothing, None where a server does not tell it), raw_q the draft model's softmax before temperature and filters,
+    `top` its five likeliest tokens."""
 
     id: int
     text: str
-    q: float
+    q: float | None
     raw_q: float | None = None
     top: tuple[Candidate, ...] = ()
 
@@ -72,22 +82,25 @@ class JudgedToken:
 
     `text` is what a kept token adds to the output, or what a refused one would have read as. `acceptance` is the
     probability of being accepted that `uniform` was compared with (accepted when uniform < acceptance); for a
-    discarded token under token-wise verification neither was consulted.
+    discarded token under token-wise verification neither was consulted. What a server does not tell is None.
     """
 
     id: int
     text: str
     fate: Fate
-    p: float
-    q: float
+    p: float | None
+    q: float | None
     raw_p: float | None
-    acceptance: float
-    uniform: float
+    acceptance: float | None
+    uniform: float | None
     top: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
+    """`network_s`: seconds of one trivial request and its answer, measured right before the run, for a lane that a
+    server decodes; it is in the time to the first token, and nothing is taken off for it."""
+
     type: ClassVar[str] = "started"
     lane: str
     t: float
@@ -102,6 +115,8 @@ class Started:
     draft_precision: str | None = None
     draft_forward_path: str | None = None
     notes: tuple[str, ...] = ()
+    clock: Clock = "engine"
+    network_s: float | None = None
     version: int = TRACE_VERSION
 
 
@@ -196,9 +211,44 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrived:
+    """Tokens that a server sent in one piece, without a word on how they came about. `text` is what they add to the
+    output; where ids did not come along there is one UNTOLD for each token that is known to be in the piece."""
+
+    type: ClassVar[str] = "arrived"
+    lane: str
+    t: float
+    tokens: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retold:
+    """The server has said at the end how its tokens came about: what has arrived in this lane is told again from here,
+    round by round, each at the time at which it arrived. `exact`: nothing in it is a choice among several readings."""
+
+    type: ClassVar[str] = "retold"
+    lane: str
+    t: float
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a server counted over the whole run and does not tell round by round."""
+
+    type: ClassVar[str] = "counted"
+    lane: str
+    t: float
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """`token_ids` and `text` are the lane's output. They can be shorter than what was committed: a stop string found
-    late cuts the text where it begins, and the ids after the token in which it begins."""
+    late cuts the text where it begins, and the ids after the token in which it begins. `notes`: sentences about how the
+    run was told, known only now."""
 
     type: ClassVar[str] = "finished"
     lane: str
@@ -207,6 +257,7 @@ class Finished:
     token_ids: tuple[int, ...]
     text: str
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +268,17 @@ class Failed:
     message: str
 
 
-Event: TypeAlias = Started | Prefilled | Drafted | Verified | Finished | Failed
+Event: TypeAlias = Started | Prefilled | Drafted | Verified | Arrived | Retold | Counted | Finished | Failed
 
 EVENT_TYPES: Mapping[str, type[Event]] = {
-    cls.type: cls for cls in (Started, Prefilled, Drafted, Verified, Finished, Failed)
+    cls.type: cls for cls in (Started, Prefilled, Drafted, Verified, Arrived, Retold, Counted, Finished, Failed)
 }
+
+
+def settled(events: Iterable[Event]) -> list[Event]:
+    """The events of any lanes as they are known in the end: of a lane that was told again, only the last telling."""
+    known = list(events)
+    last = {event.lane: index for index, event in enumerate(known) if isinstance(event, Retold)}
+    return [
+        event for index, event in enumerate(known) if index > last.get(event.lane, -1) or isinstance(event, Started)
+    ]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from .events import Candidate, Drafted, Event, Fate, Finished, Prefilled, Started, Verified
+from .events import Arrived, Candidate, Counted, Drafted, Event, Fate, Finished, Prefilled, Retold, Started, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,9 @@ class Metrics:
     pairs; draft_forward_s: mean seconds of a draft model's forward. cost_ratio and verify_cost compare with a target
     forward of one position, which a lane with a fixed K seldom makes: see `with_baseline`. overhead_s: what is neither
     prefill, drafting nor verifying. alpha is None under block verification, which does not judge tokens one by one.
+
+    Of a lane that a server decodes all times are the client's, and what the server does not tell is None or empty.
+    Where it only counts, rounds are the decoded tokens less the accepted ones: a round gives one token besides those.
     """
 
     tokens: int
@@ -77,6 +80,9 @@ class Fold:
     def __init__(self) -> None:
         self._rounds: list[_Round] = []
         self._prefilled = 0
+        self._arrived = 0  # tokens that came without their rounds
+        self._by_rounds = True
+        self._counted: Counted | None = None
         self._ttft: float | None = None
         self._prefill_s = self._draft_s = self._verify_s = self._t = self._last_token_t = 0.0
         self._draft_forwards = 0
@@ -101,19 +107,34 @@ class Fold:
                     self._model_draft_s += event.draft_s
             case Verified():
                 self._verify_s += event.verify_s
-                self._verify_by_width.setdefault(len(event.judged) + 1, []).append(event.verify_s)
+                if event.verify_s:  # a server tells no times of its phases
+                    self._verify_by_width.setdefault(len(event.judged) + 1, []).append(event.verify_s)
                 self._rounds.append(_Round([token.fate for token in event.judged], event.extra is not None))
                 if event.hit is not None:
                     self._hits[event.hit] += 1
                 self._last_token_t = event.t
+            case Arrived():
+                self._by_rounds = False
+                self._ttft = event.t if self._ttft is None else self._ttft
+                self._arrived += len(event.tokens)
+                self._last_token_t = event.t
+            case Retold():
+                block = self._block
+                self.__init__()  # type: ignore[misc]  # from the beginning
+                self._block = block
+            case Counted():
+                self._counted = event
             case Finished():
                 self._take_back(self._tokens - len(event.token_ids))
 
     @property
     def _tokens(self) -> int:
-        return self._prefilled + sum(round.tokens for round in self._rounds)
+        return self._prefilled + self._arrived + sum(round.tokens for round in self._rounds)
 
     def _take_back(self, surplus: int) -> None:
+        if not self._by_rounds:
+            self._arrived -= surplus  # also more: tokens that were not counted as they came
+            return
         for round in reversed(self._rounds):
             if surplus <= 0:
                 return
@@ -124,7 +145,11 @@ class Fold:
         fates = Counter(fate for round in rounds for fate in round.fates)
         accepted, drafted = fates["accepted"], fates.total() - fates["clipped"]
         judged = accepted + fates["rejected"]
-        decoded = tokens - self._prefilled
+        decoded = max(0, tokens - (self._ttft is not None))
+        count = len(rounds)
+        if self._counted is not None:
+            accepted, drafted = self._counted.accepted, self._counted.drafted
+            count = max(0, decoded - accepted)
         decode_s = self._last_token_t - (self._ttft or 0.0)
         tpot = decode_s / decoded if decoded > 0 and decode_s > 0 else None
         forward_s = {width: median(seconds) for width, seconds in sorted(self._verify_by_width.items())}
@@ -132,7 +157,7 @@ class Fold:
         hits = self._hits.total()
         return Metrics(
             tokens=tokens,
-            rounds=len(rounds),
+            rounds=count,
             ttft_s=self._ttft,
             tpot_s=tpot,
             tokens_per_second=1.0 / tpot if tpot else None,
@@ -142,7 +167,7 @@ class Fold:
             accepted_histogram=_histogram(rounds),
             acceptance_rate=accepted / drafted if drafted else None,
             alpha=accepted / judged if judged and not self._block else None,
-            mean_acceptance_length=decoded / len(rounds) if rounds else None,
+            mean_acceptance_length=decoded / count if count else None,
             acceptance_by_position=_by_position(rounds),
             cost_ratio=_ratio(draft_forward_s, forward_s.get(1)),
             verify_cost=_verify_cost(forward_s, forward_s.get(1)),

@@ -64,7 +64,7 @@ class TokenText:
         token = self.tokenizer.convert_ids_to_tokens(id)
         if token is None:
             return b""
-        alphabet = _byte_alphabet()
+        alphabet = byte_alphabet()
         if any(char not in alphabet for char in token):
             return str(token).encode()
         return bytes(alphabet[char] for char in token)
@@ -167,7 +167,7 @@ def _decoder_types(tokenizer: Any) -> frozenset[str]:
 
 
 @lru_cache(maxsize=1)
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """GPT-2's printable stand-ins for the 256 bytes: printable Latin-1 characters stand for themselves, the other
     bytes, in order, for the characters from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}

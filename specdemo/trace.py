@@ -18,8 +18,10 @@ from .errors import BadRequest
 from .events import (
     EVENT_TYPES,
     TRACE_VERSION,
+    Arrived,
     Candidate,
     Committed,
+    Counted,
     Drafted,
     DraftedToken,
     Event,
@@ -29,6 +31,7 @@ from .events import (
     Prefilled,
     Started,
     Verified,
+    settled,
 )
 from .metrics import Fold
 
@@ -99,7 +102,7 @@ def check(events: Sequence[Event]) -> None:
     """Whether the events are whole runs, one a lane, that add up: nothing missing at the end or between, texts, ids,
     counts and metrics in agreement. Raises BadRequest, one sentence."""
     lanes: dict[str, list[Event]] = {}
-    for event in events:
+    for event in settled(events):
         lanes.setdefault(event.lane, []).append(event)
     if not lanes:
         raise BadRequest("The recording holds no events: record a run first.")
@@ -138,6 +141,12 @@ def _fault(events: Sequence[Event]) -> str:
                     event.target_s, event.draft_s
                 ):
                     return bad
+            case Arrived():
+                ids += event.tokens
+                text += event.text
+            case Counted():
+                if not 0 <= event.accepted <= event.drafted:
+                    return "more drafts were accepted than were made"
             case Drafted():
                 rounds, drafted = rounds + 1, event
                 if event.round != rounds or not ids:
@@ -184,8 +193,9 @@ def _shares(token: Committed | DraftedToken | JudgedToken) -> list[float]:
     return [candidate.prob for candidate in top] + ([] if raw is None else [raw])
 
 
-def _bad_share(*shares: float) -> str:
-    return "" if all(-1e-6 <= share <= 1.0 + 1e-6 for share in shares) else "a probability is not one"
+def _bad_share(*shares: float | None) -> str:
+    known = [share for share in shares if share is not None]
+    return "" if all(-1e-6 <= share <= 1.0 + 1e-6 for share in known) else "a probability is not one"
 
 
 def _bad_seconds(*seconds: float) -> str:

@@ -16,8 +16,11 @@ from tiny import TableLM, decode, letters, make_job, random_table
 from specdemo.errors import BadRequest
 from specdemo.events import (
     EVENT_TYPES,
+    UNTOLD,
+    Arrived,
     Candidate,
     Committed,
+    Counted,
     Drafted,
     DraftedToken,
     Event,
@@ -25,6 +28,7 @@ from specdemo.events import (
     Finished,
     JudgedToken,
     Prefilled,
+    Retold,
     Started,
     Verified,
 )
@@ -100,6 +104,7 @@ def recorded() -> list[Event]:
 
 def test_a_real_run_survives_a_file(tmp_path: Path) -> None:
     run = [*recorded(), Failed("left", 1.5, "The model is gone.")]
+    run += [Arrived("left", 2.0, (5, UNTOLD), "ab"), Retold("left", 2.0, exact=False), Counted("left", 2.0, 4, 3)]
     assert {event.type for event in run} == set(EVENT_TYPES)
     write(tmp_path / "run.jsonl", run)
     assert list(read(tmp_path / "run.jsonl")) == run
@@ -146,7 +151,7 @@ def edits(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
         type(None): {"a": 1},
     }
     optional = {"draft", "draft_precision", "draft_forward_path", "notes", "version", "outcome", "hit", "metrics"}
-    optional |= {"raw_p", "raw_q", "top", "draft_forwards"}
+    optional |= {"raw_p", "raw_q", "top", "draft_forwards", "clock", "network_s"}
     for name, value in record.items():
         if name not in optional:
             yield {key: item for key, item in record.items() if key != name}

@@ -27,7 +27,7 @@ from specdemo.events import Drafted, Event, Finished, Prefilled, Verified
 from specdemo.models.base import LanguageModel
 from specdemo.models.transformers_lm import TransformersLM
 from specdemo.settings import Settings
-from specdemo.text import TokenText, _byte_alphabet
+from specdemo.text import TokenText, byte_alphabet
 
 # Models that are tables
 
@@ -138,7 +138,7 @@ def joint(table: Tensor, prompt: Sequence[int], length: int) -> dict[tuple[int, 
 
 def byte_level(data: bytes) -> str:
     """How a byte-level vocabulary writes these bytes."""
-    stand_in = {byte: char for char, byte in _byte_alphabet().items()}
+    stand_in = {byte: char for char, byte in byte_alphabet().items()}
     return "".join(stand_in[byte] for byte in data)
 
 
