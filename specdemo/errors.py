@@ -13,3 +13,7 @@ class BadRequest(SpecdemoError):
 
 class ModelUnavailable(SpecdemoError):
     """A model cannot be had or used: unknown name, no network, broken files, unsuitable architecture."""
+
+
+class HelperLost(SpecdemoError):
+    """The process that drafts beside the target has ended or does not answer."""

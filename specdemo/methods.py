@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,14 +10,16 @@ from .drafters.base import Drafter
 from .drafters.draft_model import DraftModel
 from .drafters.hybrid import Hybrid
 from .drafters.prompt_lookup import PromptLookup
+from .drafters.ssd import SSD
 from .engines.job import Job
 from .engines.speculative import speculative
 from .engines.standard import standard
 from .errors import BadRequest
 from .events import Event
-from .models.base import LanguageModel
+from .models.base import LanguageModel, can_branch
 from .models.loading import Pair
 from .settings import Settings
+from .ssd.helper import LocalHelper, ProcessHelper, drafts_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ METHODS: dict[str, Method] = {
         Method("speculative", "Speculative decoding (draft model)", fallback="prompt-lookup"),
         Method("prompt-lookup", "Prompt lookup"),
         Method("hybrid", "Hybrid: lookup, else draft model", fallback="prompt-lookup"),
+        Method("ssd", "SSD: draft the next round during verification", fallback="prompt-lookup"),
     )
 }
 
@@ -52,7 +56,24 @@ def resolve(pair: Pair, name: str) -> tuple[Method, tuple[str, ...]]:
     if pair.draft is None and method.fallback is not None:
         note = f"{pair.target.name} has no draft model here, so {method.fallback} runs in place of {name}."
         return METHODS[method.fallback], (note,)
+    if name == "ssd" and pair.draft is not None:
+        return _resolve_ssd(pair.target, pair.draft)
     return method, ()
+
+
+def _resolve_ssd(target: LanguageModel, draft: LanguageModel) -> tuple[Method, tuple[str, ...]]:
+    if not can_branch(draft):
+        note = f"{draft.name} cannot draft for several outcomes at once here ({draft.forward_path})"
+        return METHODS["speculative"], (f"{note}, so speculative runs in place of ssd.",)
+    if not drafts_beside(target, draft):
+        return METHODS["ssd"], ("SSD drafts before each verification and not beside it: that needs Linux and a CPU.",)
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2:
+        return METHODS["ssd"], (
+            "SSD has one processor here for both models, so they take turns and nothing is gained.",
+        )
+    note = f"While SSD verifies, the target has {cores - 1} of {cores} processors and the drafting process the other."
+    return METHODS["ssd"], (note,)
 
 
 def run(
@@ -89,6 +110,10 @@ def _drafter_factory(method: Method, draft: LanguageModel | None) -> Callable[[J
             return PromptLookup(job.target.device)
         if method.name == "hybrid":
             return Hybrid(draft, job.target, job.settings, job.capacity)
+        if method.name == "ssd":
+            start = ProcessHelper if drafts_beside(job.target, draft) else LocalHelper
+            helper = start(draft, job.target, job.settings, job.capacity, job.explain)
+            return SSD(helper, draft, job.target, job.settings)
         return DraftModel(draft, job.target, job.settings, job.capacity)
 
     return make_drafter

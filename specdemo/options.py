@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .settings import MAX_DRAFT_LENGTH, Settings
+from .settings import MAX_DRAFT_LENGTH, MAX_FAN_OUT_BUDGET, Settings
 
 if TYPE_CHECKING:
     from .models.loading import Pair
@@ -67,6 +67,33 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, draft_length: Callab
         default=DEFAULTS.verification,
         metavar="token|block",
         help="judge drafted tokens one by one or as a block; both are exact (default: token)",
+    )
+    ahead = parser.add_argument_group("drafting ahead (ssd)")
+    ahead.add_argument(
+        "--fan-out",
+        default=DEFAULTS.fan_out,
+        metavar="RULE",
+        help="which outcomes of a verification get a draft: likeliest, geometric or uniform (default: likeliest)",
+    )
+    ahead.add_argument(
+        "--fan-out-budget",
+        type=int,
+        default=DEFAULTS.fan_out_budget,
+        metavar="B",
+        help=f"how many, 1 to {MAX_FAN_OUT_BUDGET} (default: {DEFAULTS.fan_out_budget})",
+    )
+    ahead.add_argument(
+        "--saguaro",
+        type=float,
+        default=DEFAULTS.saguaro,
+        metavar="C",
+        help="scale the draft's likeliest tokens by C when sampling, which makes outcomes easier to guess (default: 1)",
+    )
+    ahead.add_argument(
+        "--fallback",
+        default=DEFAULTS.fallback,
+        metavar="NAME",
+        help="who drafts where no guess was right: draft-model, or prompt-lookup before it (default: draft-model)",
     )
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument(
@@ -129,6 +156,10 @@ def settings_from(args: argparse.Namespace) -> Settings:
         draft_length=args.draft_length,
         adaptive=args.adaptive,
         verification=args.verification,
+        fan_out=args.fan_out,
+        fan_out_budget=args.fan_out_budget,
+        saguaro=args.saguaro,
+        fallback=args.fallback,
     )
 
 

@@ -98,11 +98,12 @@ def penalise(logits: Tensor, settings: Settings, context: Sequence[int], draft: 
 
 
 def draw(weights: Tensor, u: float | Tensor) -> Tensor:
-    """One index of `weights` (float [V], not all zero) by inversion of its cumulative sum at `u` in [0, 1).
+    """One index of `weights` (float [V], not all zero) by inversion of its cumulative sum at `u` in [0, 1). Of several
+    rows [R, V], each at its own u [R, 1], one index each, [R, 1].
 
     Never returns an index of weight zero: the first whose cumulative sum exceeds u * total adds to the sum, and
     u <= 1 - 2**-52 keeps u * total below the total. Returns int64 [1] on the weights' device, without a host sync
     (weights on MPS, which has no float64, are drawn from on the CPU). NaN gives any index: see `judge`.
     """
     cumulative = (weights.cpu() if weights.device.type == "mps" else weights).double().cumsum(-1)
-    return torch.searchsorted(cumulative, (cumulative[-1:] * u), right=True).clamp_(max=weights.shape[-1] - 1)
+    return torch.searchsorted(cumulative, (cumulative[..., -1:] * u), right=True).clamp_(max=weights.shape[-1] - 1)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from .errors import BadRequest
 
 Verification: TypeAlias = Literal["token", "block"]
+FanOut: TypeAlias = Literal["likeliest", "geometric", "uniform"]
+Fallback: TypeAlias = Literal["draft-model", "prompt-lookup"]
 
 MAX_DRAFT_LENGTH = 16
+MAX_FAN_OUT_BUDGET = 64
 MAX_SEED = 2**63 - 1
 LEAST_TEMPERATURE = 1e-6  # below it, logits over temperature leave float32
 
@@ -22,6 +25,10 @@ class Settings:
     temperature 0 is greedy. top_k 0, top_p 1.0, min_p 0.0 and repetition_penalty 1.0 are off. The filters apply in
     this order: repetition penalty, temperature, top-k, top-p, min-p, as in transformers' `generate`, to target and
     draft model alike. draft_length is K; with `adaptive` it is the longest K used. Raises BadRequest.
+
+    SSD: `fan_out_budget` outcomes of a verification get a draft, spread over the positions by the rule `fan_out`
+    (`ssd.fan_out`); `saguaro` is C of `ssd.saguaro`, 1.0 is off; `fallback` drafts where no outcome was guessed right:
+    the draft model, or prompt lookup with the draft model behind it.
     """
 
     max_new_tokens: int = 128
@@ -36,6 +43,10 @@ class Settings:
     draft_length: int = 5
     adaptive: bool = False
     verification: Verification = "token"
+    fan_out: FanOut = "likeliest"
+    fan_out_budget: int = 16
+    saguaro: float = 1.0
+    fallback: Fallback = "draft-model"
 
     def __post_init__(self) -> None:
         _require_int("max new tokens", self.max_new_tokens, 1, 1_000_000)
@@ -53,6 +64,12 @@ class Settings:
                 raise BadRequest(f"The {name} setting must be true or false, not {flag!r}.")
         if self.verification not in ("token", "block"):
             raise BadRequest(f"Verification must be 'token' or 'block', not {self.verification!r}.")
+        if self.fan_out not in get_args(FanOut):
+            raise BadRequest(f"The fan-out must be {' or '.join(map(repr, get_args(FanOut)))}, not {self.fan_out!r}.")
+        _require_int("fan-out budget", self.fan_out_budget, 1, MAX_FAN_OUT_BUDGET)
+        _require_real("saguaro factor", self.saguaro, 0.0, 1.0, above=True)
+        if self.fallback not in get_args(Fallback):
+            raise BadRequest(f"The fallback must be 'draft-model' or 'prompt-lookup', not {self.fallback!r}.")
         if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
             raise BadRequest("Each stop string must be a text of at least one character.")
         if any("\ud800" <= char <= "\udfff" for text in self.stop for char in text):

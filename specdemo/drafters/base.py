@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..events import Speculation
 from ..models.base import LanguageModel
 
 
@@ -24,7 +25,8 @@ class Proposal:
     tokens: int64 [K] of the target's ids, on the target's device. probs: float [K, V] over the target's vocabulary
     that the tokens were drawn from, or None for one-hot. logits: float32 [K, columns], the draft model's own, for
     display, whose columns are the ids `vocab_ids` (None: their index); None where there is no model. origin: how the
-    tokens were found ("model", "lookup", "none"). forwards: the draft model's forwards for this proposal.
+    tokens were found ("model", "lookup", "none", or "cache": made ahead of time). forwards: the draft model's forwards
+    for this proposal.
     """
 
     tokens: Tensor
@@ -33,6 +35,14 @@ class Proposal:
     logits: Tensor | None = None
     vocab_ids: Tensor | None = None
     forwards: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What a drafter did for the next round while this one was verified; `hit`: that is the next proposal."""
+
+    hit: bool
+    speculation: Speculation
 
 
 def nothing_drafted(device: torch.device) -> Proposal:
@@ -59,8 +69,9 @@ class Drafter(Protocol):
     def propose(self, tokens: Sequence[int], draft_length: int) -> Proposal:
         """Propose at most `draft_length` tokens to follow `tokens` (prompt and output so far)."""
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        """The round is committed and `tokens` is the whole sequence now: roll back, index, learn."""
+    def observe(self, tokens: Sequence[int]) -> Ahead | None:
+        """The round is committed and `tokens` is the whole sequence now: roll back, index, learn. A drafter that works
+        ahead says how that went."""
 
     def close(self) -> None:
         """Release caches; idempotent."""

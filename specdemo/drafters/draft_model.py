@@ -59,7 +59,7 @@ class DraftModel:
             seen = [int(token) for token in drafted] if self._settings.repetition_penalty != 1.0 else []
             context = [*tokens, *seen]
             if sampled:
-                q = to_probs(scores, self._settings, context)[0]
+                q = self._distribution(scores, context)[0]
                 token = draw(q, uniform(self._settings.seed, len(tokens) + i, Purpose.DRAFT, salt))
                 probs.append(q)
             else:
@@ -86,16 +86,20 @@ class DraftModel:
     def close(self) -> None:
         self._cache.close()
 
+    def _distribution(self, scores: Tensor, context: Sequence[int]) -> Tensor:
+        """What is drawn from, [R, V], given the scores of R tokens that may follow `context`."""
+        return to_probs(scores, self._settings, context)
+
     def _tensor(self, tokens: Sequence[int]) -> Tensor:
         """An id that the draft model does not have is fed as its last one: at worst the guess is bad."""
         known = self._target.vocab_size if self.model.vocab_ids is not None else self.model.vocab_size
         return torch.tensor(tokens, dtype=torch.long, device=self.model.device).clamp_(max=known - 1)
 
     def _over_target_ids(self, logits: Tensor) -> Tensor:
-        """Logits [1, target's vocabulary]; ids that the draft model does not have can never be drawn."""
+        """Logits [R, columns] as [R, the target's vocabulary]; what the draft model does not have is never drawn."""
         if self.model.vocab_ids is None and logits.shape[-1] == self._target.vocab_size:
             return logits
-        scores = torch.full((1, self._target.vocab_size), -torch.inf, device=logits.device)
+        scores = torch.full((len(logits), self._target.vocab_size), -torch.inf, device=logits.device)
         if self.model.vocab_ids is None:
             shared = min(logits.shape[-1], self._target.vocab_size)
             scores[:, :shared] = logits[:, :shared]

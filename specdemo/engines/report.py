@@ -6,6 +6,7 @@ Nothing here decides anything; the lane's clock is paused while the softmaxes th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,8 +14,19 @@ from torch import Tensor
 
 from ..acceptance import Verdict
 from ..clock import Clock
-from ..drafters.base import Proposal
-from ..events import Candidate, Committed, Drafted, DraftedToken, Fate, Finished, JudgedToken, Prefilled, Verified
+from ..drafters.base import Ahead, Proposal
+from ..events import (
+    Candidate,
+    Committed,
+    Drafted,
+    DraftedToken,
+    Fate,
+    Finished,
+    JudgedToken,
+    Prefilled,
+    Speculation,
+    Verified,
+)
 from ..text import TokenText
 from .job import Job
 from .output import Output
@@ -67,11 +79,13 @@ def round_events(
     texts: Sequence[str],
     unused_texts: Sequence[str],
     kept: int,
+    ahead: Ahead | None = None,
 ) -> tuple[Drafted, Verified]:
     """The events of a round. Reads the clock.
 
     `logits` [K + 1, V] are the target's. `texts` are what the committed tokens added, `unused_texts` how the rest of
-    the draft would have read, `kept` the number of this round's tokens, the extra one included, that stay.
+    the draft would have read, `kept` the number of this round's tokens, the extra one included, that stay, `ahead` what
+    was drafted for the next round.
     """
     n, k = verdict.num_accepted, len(verdict.tokens)
     draft_texts = [*texts[:n], *unused_texts]
@@ -116,6 +130,9 @@ def round_events(
         num_accepted=fates.count("accepted"),
         extra=extra,
         extra_kind=verdict.extra_kind if extra else None,
+        outcome=(n, verdict.extra) if extra and ahead else None,
+        hit=ahead.hit if extra and ahead else None,
+        speculation=_with_texts(job, clock, ahead.speculation) if extra and ahead else None,
     )
     return drafted, verified
 
@@ -136,6 +153,20 @@ def _fate(i: int, num_accepted: int, kept: int) -> Fate:
 
 def _committed(verdict: Verdict, text: str, explanation: Explanation) -> Committed:
     return Committed(id=verdict.extra, text=text, p=verdict.extra_p, raw_p=explanation.prob, top=explanation.top)
+
+
+def _with_texts(job: Job, clock: Clock, ahead: Speculation) -> Speculation:
+    """The speculation with the texts of its guesses, where it tells them."""
+    if not ahead.guesses:
+        return ahead
+    with clock.paused():
+        guesses = []
+        for guess in ahead.guesses:
+            detokenizer = job.text.detokenizer()
+            _, *texts = map(detokenizer.push, (guess.id, *guess.draft))
+            draft_text = "".join(texts) + detokenizer.flush()
+            guesses.append(replace(guess, text=job.text.piece(guess.id), draft_text=draft_text))
+        return replace(ahead, guesses=tuple(guesses))
 
 
 def _explain_target(

@@ -51,14 +51,14 @@ def speculative(job: Job, make_drafter: Callable[[Job], Drafter]) -> Iterator[Ev
             kept = max(0, len(output.ids) - before)  # a stop string may have taken back more than this round gave
             tokens[len(job.prompt_ids) :] = output.ids
             cache.truncate(len(tokens) - 1)
-            drafter.observe(tokens)
+            ahead = drafter.observe(tokens)
             draft_length.observe(len(verdict.tokens), n)
 
             if round_index == 0:
                 yield from clock.suspended(prefilled(job, clock, verdict, logits, texts))
             else:
                 yield from clock.suspended(
-                    *round_events(job, clock, round_index, proposal, verdict, logits, texts, unused_texts, kept)
+                    *round_events(job, clock, round_index, proposal, verdict, logits, texts, unused_texts, kept, ahead)
                 )
             if output.finish_reason is not None:
                 break

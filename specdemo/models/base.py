@@ -33,6 +33,30 @@ class CachedLM(Protocol):
         """Release the cache; idempotent."""
 
 
+class Branches(Protocol):
+    """Several continuations of one cache, which go on side by side and are never adopted into it."""
+
+    def extend(self, ids: Tensor) -> Tensor:
+        """Feed one token to every branch: int64 [B] on the model's device. Returns float32 logits [B, vocab_size].
+        Raises ValueError past the cache's capacity."""
+
+    def only(self, branch: int) -> None:
+        """Drop every branch but this one."""
+
+
+class BranchingLM(CachedLM, Protocol):
+    """A cache that can branch. Branches take room behind it: one position per token and branch."""
+
+    def branches(self, after: Tensor) -> Branches:
+        """Branches that continue its first positions: `after` int64 [B] of them, on the model's device. They are good
+        until the next `extend` or `truncate`."""
+
+
+def can_branch(model: LanguageModel) -> bool:
+    """Whether what `model.open` gives is a `BranchingLM`."""
+    return bool(getattr(model, "branching", False))
+
+
 class LanguageModel(Protocol):
     """Weights on a device, ready to run."""
 

@@ -23,6 +23,7 @@ from torch.nn import functional
 from .cuda_graphs import WIDTHS, StaticForward
 from .lean_buffers import LeanBuffers
 from .lean_layer import LeanLayer, unit_norm
+from .lean_tree import LeanBranches
 from .linear import Linear, activation_dtype, pack_linear, packing, precision_obstacle
 from .names import FAMILIES
 from .rope import Rope, rope_obstacle
@@ -43,6 +44,8 @@ class LeanLM:
     is added to these ids' embeddings. Raises ValueError when the model is not of a known family or the state holds a
     tensor that has no place.
     """
+
+    branching = True  # see `base.can_branch`
 
     def __init__(
         self,
@@ -224,6 +227,11 @@ class LeanCache:
         hidden = last[0] if len(last) == 1 else torch.cat(last)
         logits = self._lm.head(hidden[-keep:])
         return logits.float()
+
+    def branches(self, after: Tensor) -> LeanBranches:
+        if self._buffers is None:
+            raise ValueError("the cache is closed")
+        return LeanBranches(self._lm, self._buffers, self._cached, self._capacity, after)
 
     def truncate(self, length: int) -> None:
         self._cached = min(self._cached, length)
