@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from .events import Arrived, Candidate, Counted, Drafted, Event, Fate, Finished, Prefilled, Retold, Started, Verified
+from .hits import Hits, Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,13 @@ class Metrics:
     pairs; draft_forward_s: mean seconds of a draft model's forward. cost_ratio and verify_cost compare with a target
     forward of one position, which a lane with a fixed K seldom makes: see `with_baseline`. overhead_s: what is neither
     prefill, drafting nor verifying. alpha is None under block verification, which does not judge tokens one by one.
+
+    Where drafts are made ahead of time (SSD): hit_rate, the share of rounds whose outcome had a draft ready;
+    recall_by_fan_out, pairs (F, share of rounds whose extra token was among the draft model's first F other choices
+    at its position), which is the hit rate that F guesses at every position allow; hit_rate_by_fan_out, pairs (F, hit
+    rate of the rounds that ended where at least F guesses were kept, and fewer than the next F); hidden_share, the part
+    of the work on drafts that were used during which the target worked; tokens_on_hit and tokens_on_miss, tokens of a
+    round with a draft that was ready, and with one that was made just in time.
 
     Of a lane that a server decodes all times are the client's, and what the server does not tell is None or empty.
     Where it only counts, rounds are the decoded tokens less the accepted ones: a round gives one token besides those.
@@ -51,6 +59,11 @@ class Metrics:
     verify_s: float
     overhead_s: float
     hit_rate: float | None
+    recall_by_fan_out: Shares = ()
+    hit_rate_by_fan_out: Shares = ()
+    hidden_share: float | None = None
+    tokens_on_hit: float | None = None
+    tokens_on_miss: float | None = None
 
 
 @dataclass(slots=True)
@@ -88,11 +101,12 @@ class Fold:
         self._draft_forwards = 0
         self._model_draft_s = 0.0
         self._verify_by_width: dict[int, list[float]] = {}
-        self._hits: Counter[bool] = Counter()
+        self._hits = Hits()
         self._block = False
 
     def add(self, event: Event) -> None:
         self._t = event.t
+        self._hits.add(event)
         match event:
             case Started():
                 self._block = event.settings.get("verification") == "block"
@@ -110,8 +124,6 @@ class Fold:
                 if event.verify_s:  # a server tells no times of its phases
                     self._verify_by_width.setdefault(len(event.judged) + 1, []).append(event.verify_s)
                 self._rounds.append(_Round([token.fate for token in event.judged], event.extra is not None))
-                if event.hit is not None:
-                    self._hits[event.hit] += 1
                 self._last_token_t = event.t
             case Arrived():
                 self._by_rounds = False
@@ -154,7 +166,6 @@ class Fold:
         tpot = decode_s / decoded if decoded > 0 and decode_s > 0 else None
         forward_s = {width: median(seconds) for width, seconds in sorted(self._verify_by_width.items())}
         draft_forward_s = self._model_draft_s / self._draft_forwards if self._draft_forwards else None
-        hits = self._hits.total()
         return Metrics(
             tokens=tokens,
             rounds=count,
@@ -176,7 +187,12 @@ class Fold:
             draft_s=self._draft_s,
             verify_s=self._verify_s,
             overhead_s=max(0.0, self._t - self._prefill_s - self._draft_s - self._verify_s),
-            hit_rate=self._hits[True] / hits if hits else None,
+            hit_rate=self._hits.rate,
+            recall_by_fan_out=self._hits.recall_by_fan_out,
+            hit_rate_by_fan_out=self._hits.rate_by_fan_out,
+            hidden_share=self._hits.hidden_share,
+            tokens_on_hit=self._hits.tokens_a_round(from_cache=True),
+            tokens_on_miss=self._hits.tokens_a_round(from_cache=False),
         )
 
 

@@ -168,7 +168,7 @@ def _fault(events: Sequence[Event]) -> str:
                     text += event.extra.text
                 shares = [s for token in event.judged for s in (token.p, token.q, token.acceptance, token.uniform)]
                 shares += [share for token in (*event.judged, event.extra) if token for share in _shares(token)]
-                if bad := _bad_share(*shares) or _bad_seconds(event.verify_s, event.judge_s):
+                if bad := _bad_share(*shares) or _bad_seconds(event.verify_s, event.judge_s) or _bad_ahead(event):
                     return bad
                 drafted = None
             case Finished():
@@ -196,6 +196,22 @@ def _shares(token: Committed | DraftedToken | JudgedToken) -> list[float]:
 def _bad_share(*shares: float | None) -> str:
     known = [share for share in shares if share is not None]
     return "" if all(-1e-6 <= share <= 1.0 + 1e-6 for share in known) else "a probability is not one"
+
+
+def _bad_ahead(event: Verified) -> str:
+    """What is wrong with the drafts that were made ahead, as half a sentence; empty if nothing."""
+    ahead = event.speculation
+    if ahead is None:
+        return ""
+    if event.extra is None or event.outcome != (event.num_accepted, event.extra.id):
+        return f"round {event.round} came out otherwise than its drafts ahead were told"
+    if len(ahead.fan_out) != len(event.judged) + 1:
+        return f"the guesses of round {event.round} are on another draft"
+    if ahead.guesses and event.hit != any((g.num_accepted, g.id) == event.outcome for g in ahead.guesses if g.taken):
+        return f"the hit or miss of round {event.round} is not that of its guesses"
+    if not ahead.guessed_s <= ahead.known_s:
+        return f"a guess of round {event.round} came after its outcome"
+    return _bad_seconds(ahead.guessed_s, ahead.built_s, ahead.build_s, ahead.hidden_s)
 
 
 def _bad_seconds(*seconds: float) -> str:
