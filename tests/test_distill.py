@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,10 +40,12 @@ from specdemo.distill.data import (
 )
 from specdemo.distill.evaluate import acceptance, agreements, greedy_answers
 from specdemo.distill.export import export_draft, export_plain
-from specdemo.distill.generate import Frame, choose, generate
+from specdemo.distill.generate import Frame, Writer, choose, generate
 from specdemo.distill.requests import seed_words
+from specdemo.distill.slots import SlotDecoder
 from specdemo.distill.student import Student, target_parts
 from specdemo.distill.train import Recipe, evaluate, schedule, train
+from specdemo.distill.whole_requests import whole_request
 from specdemo.distill.wiring import wire
 from specdemo.errors import BadRequest, ModelUnavailable
 from specdemo.models.reduced_vocab import CONFIG, WEIGHTS, is_draft_folder, load_draft, read_draft
@@ -233,6 +236,56 @@ def test_seed_words_are_spread_and_repeat() -> None:
     assert words == [seed_words(number, seed=1) for number in range(400)]
     assert len(set(words)) > 120
     assert words != [seed_words(number, seed=2) for number in range(400)]
+
+
+def test_whole_requests_are_many_and_repeat_and_have_no_gap_left() -> None:
+    asked = [whole_request(number, seed=1) for number in range(1000)]
+    assert asked == [whole_request(number, seed=1) for number in range(1000)]
+    assert len(set(asked)) > 800
+    assert asked != [whole_request(number, seed=2) for number in range(1000)]
+    gap = re.compile(r"\{[a-z_]+\}")
+    assert not [request for request in asked if gap.search(request)]
+
+
+def test_a_task_on_a_text_comes_with_the_text() -> None:
+    asked = [whole_request(number, seed=1) for number in range(2000)]
+    renamed = [re.match(r"Rename (\w+) to .*?\n\n(.*)", request, re.DOTALL) for request in asked]
+    pairs = [match.groups() for match in renamed if match]
+    assert pairs
+    assert all(re.search(rf"\b{name}\b", code) for name, code in pairs)
+    about = re.compile(r"Answer from this note only: .* the ([\w ]+?) (?:open|closed).*Note: The \1 ", re.DOTALL)
+    noted = [request for request in asked if request.startswith("Answer from this note only")]
+    assert noted
+    assert all(map(about.match, noted))
+
+
+def test_whole_requests_are_answered_like_invented_ones(target: Path, tmp_path: Path) -> None:
+    frame = Frame.of(tokenizer(), {END})
+    decoder = SlotDecoder.from_folder(target, 4, 200, torch.device("cpu"))
+
+    def spell(text: str) -> list[int]:
+        return [5 + ord(letter) % WORDS for letter in text[:20]]
+
+    writer = Writer(decoder, frame, spell, 4, seed=0)
+    while len(writer.finished) < 12:
+        writer.step()
+    whole = {tuple(spell(whole_request(number, 0))) for number in range(200)}
+    questions = [text.tokens[len(frame.opening) :][:20] for text in writer.finished]
+    assert sum(tuple(question) in whole for question in questions) in range(2, 11)
+    assert all(text.roles[-1] == ANSWER for text in writer.finished)
+
+
+def test_slots_write_what_the_model_would_write_alone(target: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(target)
+    decoder = SlotDecoder.from_folder(target, 3, 40, torch.device("cpu"))
+    ids = torch.randint(5, WORDS, (3, 12), generator=torch.Generator().manual_seed(1))
+    for t in range(12):
+        if t == 4:
+            decoder.reset(1)
+        logits = decoder.step(ids[:, t])
+    with torch.no_grad():
+        expected = torch.stack([model(ids[i : i + 1, 4 if i == 1 else 0 :]).logits[0, -1] for i in range(3)])
+    torch.testing.assert_close(logits, expected, rtol=5e-3, atol=5e-3)
 
 
 # The data

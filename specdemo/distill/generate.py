@@ -1,8 +1,9 @@
-"""The target writes the text that its draft learns from: it invents a question, then answers it.
+"""The target writes the text that its draft learns from: answers, and many of the questions too.
 
-After the chat template's opening come a few seed words (`requests`), the target goes on from there until it ends the
-user's turn, and then answers. Questions are sampled; most answers are greedy, as most use is, the others sampled at
-several temperatures. Every token is stored with the target's likeliest four, so training never runs the target.
+After the chat template's opening comes a whole request of ours (`whole_requests`), or a few seed words (`requests`)
+from which the target goes on until it ends the user's turn; then it answers. Its questions are sampled; most answers
+are greedy, as most use is, the others sampled at several temperatures. Every token of the target's is stored with its
+likeliest four, so training never runs the target.
 
 Shards are written whole or not at all; a run that was killed goes on after its last shard.
 """
@@ -23,13 +24,16 @@ from torch import Tensor
 from .data import ANSWER, QUESTION, save_shard
 from .requests import seed_words
 from .slots import SlotDecoder
+from .whole_requests import whole_request
 
 TOP = 4  # kept of the target's distribution
 CANDIDATES, TOP_P = 32, 0.95
-GREEDY_SHARE = 0.6
+WHOLE_SHARE = 0.5  # of the conversations that begin with a whole request
+GREEDY_SHARE = 0.75
 TEMPERATURES = (0.6, 0.8, 1.0)
 ANSWER_LIMITS = (96, 160, 220)
 QUESTION_LIMIT = 64
+REQUEST_LIMIT = 120  # tokens of a whole request
 SEED = 0
 
 
@@ -102,9 +106,16 @@ class Writer:
         number, self.begun = self.begun, self.begun + 1
         chance = random.Random(f"{self._seed}/{number}")
         temperature = 0.0 if chance.random() < GREEDY_SHARE else chance.choice(TEMPERATURES)
-        forced = [(token, SEED) for token in self._frame.opening]
-        forced += [(token, SEED) for token in self._encode(seed_words(number, self._seed))]
-        text = Conversation(forced, temperature, chance.choice(ANSWER_LIMITS), answering=not self._frame.between)
+        limit = chance.choice(ANSWER_LIMITS)
+        frame = self._frame
+        begin = self._encode(seed_words(number, self._seed))
+        if frame.between and chance.random() < WHOLE_SHARE:
+            request = self._encode(whole_request(number, self._seed))
+            if len(request) <= REQUEST_LIMIT and tuple(request) not in self.known:
+                self.known.add(tuple(request))
+                begin = request + frame.between
+        forced = [(token, SEED) for token in (*frame.opening, *begin)]
+        text = Conversation(forced, temperature, limit, answering=not frame.between)
         token, role = text.forced.pop(0)
         text.append(token, role, [0] * TOP, [0.0] * TOP)
         self._decoder.reset(slot)
@@ -203,7 +214,7 @@ def generate(
             known |= set(_questions(arrays, frame))
     if done >= answer_tokens:
         return shards
-    longest = len(frame.opening) + len(frame.between) + 32 + QUESTION_LIMIT + max(ANSWER_LIMITS)
+    longest = len(frame.opening) + len(frame.between) + max(32 + QUESTION_LIMIT, REQUEST_LIMIT) + max(ANSWER_LIMITS)
     decoder = SlotDecoder.from_folder(target, slots, longest, device)
     writer = Writer(decoder, frame, encode, slots, seed, begun, known)
     pending = 0

@@ -104,6 +104,14 @@ class LeanLayer:
     ) -> None:
         """`rows` [n, hidden] is the residual stream. `write` takes the new positions' keys and values
         [n, 2, kv_heads, head_dim] into the cache. `reaches`: what is read of it then, by which of the n positions."""
+        queries, new = self.project(rows, rotations)
+        write(new)
+        attended = [_attend(queries.narrow(0, reach.first, reach.number), reach) for reach in reaches]
+        self.finish(rows, attended[0] if len(attended) == 1 else torch.cat(attended))
+
+    def project(self, rows: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention needs of the residual stream: queries [n, groups, kv_heads, head_dim], and keys and values
+        [n, 2, kv_heads, head_dim]."""
         qkv = self._qkv(self._attention_norm(rows))
         if self._query_key_gain is not None:
             heads = qkv.view(rows.shape[0], -1, self._head_dim).narrow(1, 0, len(self._query_key_gain))
@@ -112,9 +120,11 @@ class LeanLayer:
         if self._rope is not None:
             self._rope.rotate_(qkv, rotations)
         queries, new = qkv.view(rows.shape[0], *self._shape).split_with_sizes(self._parts, 1)
-        write(new)
-        attended = [_attend(queries.narrow(0, reach.first, reach.number), reach) for reach in reaches]
-        rows.add_(self._output(attended[0] if len(attended) == 1 else torch.cat(attended)))
+        return queries, new
+
+    def finish(self, rows: Tensor, attended: Tensor) -> None:
+        """Add to the residual stream what attention [n, heads * head_dim] and then the MLP make of it."""
+        rows.add_(self._output(attended))
         gate, up = self._gate_up(self._mlp_norm(rows)).chunk(2, 1)
         rows.add_(self._down(functional.silu(gate).mul_(up)))
 
