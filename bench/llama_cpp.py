@@ -34,6 +34,7 @@ from specdemo.metrics import Metrics
 from specdemo.models.embedded import SMOLLM2_135M
 from specdemo.models.loading import Pair, load_pair
 from specdemo.settings import Settings
+from specdemo.suite import SUITE, read_suite
 from specdemo.transformers_lanes import Commit, Generation, pool
 
 WORKER = Path(__file__).with_name("llama_cpp_worker.py")
@@ -128,7 +129,7 @@ def gguf_file(named: Path, folder: Path) -> Path:
 
 def measure(options: argparse.Namespace, settings: Settings, gguf: Path) -> dict[str, Any]:
     """The benchmark's document, with llama.cpp's lanes behind ours."""
-    prompts = benchmark.read_suite(options.suite, options.categories, options.limit)
+    prompts = read_suite(options.suite, options.categories, options.limit)
     pair = load_pair(dtype=options.dtype)
     lanes: list[benchmark.Lane] = benchmark.make_lanes(pair, options.methods)
     process = LlamaCpp(options.python, gguf, options.context, options.lookup_tokens)
@@ -162,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--draft-length", type=int, default=4, metavar="K", help="of our methods (default: 4)")
     parser.add_argument("--lookup-tokens", type=int, default=2, metavar="K", help="of llama.cpp's (default: 2)")
     parser.add_argument("--dtype", default="auto", help="of our target")
-    parser.add_argument("--suite", type=Path, default=benchmark.SUITE, metavar="FILE")
+    parser.add_argument("--suite", type=Path, default=SUITE, metavar="FILE")
     parser.add_argument("--context", type=int, default=2048, metavar="N", help="positions (default: 2048)")
     options = parser.parse_args(arguments)
     try:

@@ -39,11 +39,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from specdemo import benchmark, methods
+from specdemo import methods
 from specdemo.drafters.prompt_lookup import LONGEST, PromptLookup
 from specdemo.events import Finished
 from specdemo.models.loading import Pair, load_pair
 from specdemo.settings import Settings
+from specdemo.suite import SUITE, SuitePrompt, read_suite
 from specdemo.text import encode_prompt
 
 POSITION_COST = 0.04  # where nothing was measured
@@ -129,7 +130,7 @@ def cost_of(verify_cost_by_width: Mapping[str, float | None]) -> Cost:
     return cost
 
 
-def greedy_answers(pair: Pair, prompts: Sequence[benchmark.SuitePrompt], max_new_tokens: int) -> list[Answer]:
+def greedy_answers(pair: Pair, prompts: Sequence[SuitePrompt], max_new_tokens: int) -> list[Answer]:
     """The answers of the standard lane, those of two tokens and more."""
     settings = Settings(max_new_tokens=max_new_tokens)
     answers = []
@@ -179,12 +180,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="(default: 96)")
     parser.add_argument("--target", default="embedded", metavar="MODEL")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--suite", type=Path, default=benchmark.SUITE, metavar="FILE")
+    parser.add_argument("--suite", type=Path, default=SUITE, metavar="FILE")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON document to a file")
     options = parser.parse_args(arguments)
     document = json.loads(options.result.read_text(encoding="utf-8")) if options.result else {"results": []}
     pair = load_pair(options.target, "none", options.dtype)
-    answers = greedy_answers(pair, benchmark.read_suite(options.suite), options.max_new_tokens)
+    answers = greedy_answers(pair, read_suite(options.suite), options.max_new_tokens)
     found = {}
     for draft_length in map(int, options.draft_length.split(",")):
         row = lookup_row(document, draft_length)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .acceptance import Verdict, judge
-    from .arena import Arena, RaceRequest
+    from .arena import Arena
     from .engines.job import Job
     from .engines.speculative import speculative
     from .engines.standard import standard
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .methods import METHODS, run
     from .metrics import Metrics, first_divergence, fold, speedup
     from .models.loading import Pair, load_pair
+    from .request import RaceRequest
     from .settings import Settings
     from .text import encode_prompt
     from .trace import read as read_trace
@@ -46,7 +47,7 @@ _HOME = {
     "Metrics": "metrics",
     "ModelUnavailable": "errors",
     "Pair": "models.loading",
-    "RaceRequest": "arena",
+    "RaceRequest": "request",
     "Settings": "settings",
     "SpecdemoError": "errors",
     "Verdict": "acceptance",

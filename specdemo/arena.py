@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 from . import comparison, methods
@@ -19,10 +19,11 @@ from .comparison import Comparison
 from .errors import BadRequest, ModelUnavailable, SpecdemoError
 from .events import Event, Failed, Prefilled, Started, Verified
 from .failures import failure_message
+from .limits import Limits
 from .models.loading import Pair
 from .models.memory import free_memory, ran_out_of_memory
-from .settings import Settings
-from .text import check_prompt, encode_prompt
+from .request import RaceRequest, Status, check_size
+from .text import encode_prompt
 
 STANDARD, SPECULATIVE, SSD = "standard", "speculative", "ssd"
 GHOST_SECONDS = 3.0  # a consumer that asks for nothing this long, while another waits, is taken to be gone
@@ -31,32 +32,6 @@ Progress = Callable[[str, float], None]
 Load = Callable[[Progress], Pair]
 ShouldStop = Callable[[], bool]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class RaceRequest:
-    """What a visitor asks for."""
-
-    prompt: str
-    settings: Settings = field(default_factory=Settings)
-    method: str = "speculative"
-    raw: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one run may take: characters of prompt, new tokens, seconds of wall clock."""
-
-    prompt_characters: int = 50_000
-    max_new_tokens: int = 2048
-    seconds: float = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    state: Literal["loading", "ready", "busy", "failed"]
-    message: str
-    progress: float = 1.0
 
 
 class _Lease:
@@ -188,17 +163,7 @@ class Arena:
 
     def check(self, request: RaceRequest) -> None:
         """Whether a race may be asked for, as far as it can be told without the models. Raises BadRequest."""
-        limits = self.limits
-        check_prompt(request.prompt)
-        if len(request.prompt) > limits.prompt_characters:
-            raise BadRequest(
-                f"The prompt has {len(request.prompt):,} characters and the limit is {limits.prompt_characters:,}: "
-                "shorten it."
-            )
-        if request.settings.max_new_tokens > limits.max_new_tokens:
-            raise BadRequest(
-                f"At most {limits.max_new_tokens} new tokens can be asked for, not {request.settings.max_new_tokens}."
-            )
+        check_size(request, self.limits)
         if request.method == STANDARD:
             raise BadRequest("The standard lane always runs: choose a speculative method to race against it.")
         if request.method not in methods.METHODS:

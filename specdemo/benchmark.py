@@ -9,7 +9,6 @@ not a mean of means.
 from __future__ import annotations
 
 import gc
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,53 +24,17 @@ from .events import Drafted, Event, Finished, FinishReason, Started, Verified
 from .metrics import Fold, Metrics, first_divergence, fold, speedup, speedup_of_totals, with_baseline
 from .models.loading import Pair
 from .settings import Settings
+from .suite import SuitePrompt
 from .terminal import table
 from .text import encode_prompt
 from .transformers_lanes import TransformersLane, TransformersModels
 
-SUITE = Path(__file__).parent / "data" / "suite.jsonl"
-LEFT_OUT = "hostile"
-"""Category that shows how the page treats text, not how fast anything is: only measured when asked for."""
 STANDARD = "standard"
 DRAFTLESS = (STANDARD, "hf")
 ADAPTIVE = "adaptive"
 WARM_UP_TOKENS = 16
 
 Progress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SuitePrompt:
-    id: str
-    category: str
-    prompt: str
-
-
-def read_suite(path: Path, categories: Sequence[str] | None = None, limit: int | None = None) -> list[SuitePrompt]:
-    """The prompts of a JSON lines file, at most `limit` of each category; without `categories` all but the hostile
-    ones. Raises BadRequest."""
-    prompts: list[SuitePrompt] = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"The suite {path} cannot be read: {error}.") from None
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                record = json.loads(line)
-                prompts.append(SuitePrompt(*(str(record[name]) for name in ("id", "category", "prompt"))))
-            except (ValueError, KeyError, TypeError):
-                raise BadRequest(
-                    f"{path.name}, line {number}: a prompt is a JSON object with id, category and prompt."
-                ) from None
-    known = list(dict.fromkeys(prompt.category for prompt in prompts))
-    if unknown := [name for name in categories or () if name not in known]:
-        raise BadRequest(f"The suite has no category {unknown[0]!r}: choose from {', '.join(known)}.")
-    wanted = categories or [name for name in known if name != LEFT_OUT]
-    chosen = [p for name in wanted for p in [q for q in prompts if q.category == name][:limit]]
-    if not chosen:
-        raise BadRequest(f"The suite {path.name} has no prompts to run.")
-    return chosen
 
 
 class Run(Protocol):

@@ -24,6 +24,10 @@ from .errors import BadRequest, SpecdemoError
 from .events import Event, Failed, Finished, Started
 from .metrics import Fold, Metrics, fold, speedup
 from .options import add_decoding_arguments, add_model_arguments, load_pair_from, settings_from
+from .served.address import Server
+from .served.options import add_served_arguments, servers_from
+from .settings import Settings
+from .suite import SUITE, SuitePrompt, read_suite
 from .terminal import HeldText, ProgressBar, Screen, has_colours, pieces_of, summary
 from .trace import read as read_trace
 from .trace import to_json
@@ -237,6 +241,7 @@ def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--assistant", metavar="MODEL", help="draft model of hf-assisted, hub id or folder (default: that of --draft)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON document to a file")
+    add_served_arguments(parser)
     add_model_arguments(parser)
     add_decoding_arguments(parser, draft_length=_draft_lengths)
 
@@ -248,10 +253,12 @@ def _bench(args: argparse.Namespace) -> int:
     settings = settings_from(args)
     if args.out:
         _check_new_file(args.out)
+    suite = args.suite or SUITE
+    prompts = read_suite(suite, args.categories, args.limit)
+    if servers := servers_from(args):
+        return _bench_served(args, servers, prompts, settings)
     from . import benchmark
 
-    suite = args.suite or benchmark.SUITE
-    prompts = benchmark.read_suite(suite, args.categories, args.limit)
     benchmark.check_methods(args.methods or ())
     with _progress() as progress:
         pair = load_pair_from(args, progress)
@@ -261,6 +268,28 @@ def _bench(args: argparse.Namespace) -> int:
     if args.out:
         args.out.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     print(benchmark.tables(document), end="\n\n")
+    print(json.dumps(document, ensure_ascii=False))
+    return 0
+
+
+def _bench_served(
+    args: argparse.Namespace, servers: Sequence[Server], prompts: Sequence[SuitePrompt], settings: Settings
+) -> int:
+    """The lanes are the servers', so no method is chosen here."""
+    if args.methods:
+        raise BadRequest("With --served each server runs the method that it was started with: leave out --methods.")
+    from .served.arena import ServedArena
+    from .served.bench import measure, tables
+
+    arena = ServedArena(servers)
+    try:
+        with _progress() as progress:
+            document = measure(arena, prompts, settings, args.repeats, args.raw, progress)
+    finally:
+        arena.close()
+    if args.out:
+        args.out.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    print(tables(document), end="\n\n")
     print(json.dumps(document, ensure_ascii=False))
     return 0
 

@@ -19,12 +19,14 @@ from tiny_folders import save_folder
 from transformers import GenerationConfig
 
 from specdemo import benchmark, cli, methods
-from specdemo.benchmark import Bench, EngineLane, SuitePrompt
+from specdemo.benchmark import Bench, EngineLane
 from specdemo.errors import BadRequest, ModelUnavailable
 from specdemo.events import FinishReason
 from specdemo.metrics import Metrics, fold
 from specdemo.models.loading import Pair, load_pair
 from specdemo.settings import Settings
+from specdemo.suite import SUITE as SHIPPED
+from specdemo.suite import SuitePrompt, read_suite
 from specdemo.text import encode_prompt
 from specdemo.transformers_lanes import Commit, Generation, TransformersLane, TransformersModels
 from specdemo.transformers_lanes import pool as pool_generations
@@ -335,10 +337,10 @@ def test_rounds_that_a_stop_string_took_back_are_not_pooled(pair: Pair) -> None:
 
 
 def test_the_suite_is_read_by_category() -> None:
-    everything = benchmark.read_suite(benchmark.SUITE)
+    everything = read_suite(SHIPPED)
     categories = {prompt.category for prompt in everything}
     assert categories == {"chat", "code", "grounded", "creative", "multilingual"}
-    two = benchmark.read_suite(benchmark.SUITE, ["code", "hostile"], limit=2)
+    two = read_suite(SHIPPED, ["code", "hostile"], limit=2)
     assert [prompt.id for prompt in two] == ["code-01", "code-02", "hostile-01", "hostile-02"]
 
 
@@ -346,10 +348,10 @@ def test_a_bad_suite_is_told(tmp_path: Path) -> None:
     suite = tmp_path / "suite.jsonl"
     suite.write_text('{"id": "x", "category": "a", "prompt": "p"}\n{"id": "y"}\n', encoding="utf-8")
     with pytest.raises(BadRequest, match=r"suite\.jsonl, line 2"):
-        benchmark.read_suite(suite)
+        read_suite(suite)
     suite.write_text("\n", encoding="utf-8")
     with pytest.raises(BadRequest, match="no prompts"):
-        benchmark.read_suite(suite)
+        read_suite(suite)
 
 
 def test_a_prompt_that_cannot_be_served_is_told_before_anything_runs(pair: Pair) -> None:

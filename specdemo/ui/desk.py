@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import trace
-from ..arena import RaceRequest
+from ..request import RaceRequest
 from ..errors import BadRequest
 from ..events import Failed, Finished
 from .assets import LANGUAGES, escaped, strings

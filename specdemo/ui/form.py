@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..arena import RaceRequest
+from ..request import RaceRequest
 from ..errors import BadRequest
 from ..settings import Settings
 from .assets import strings

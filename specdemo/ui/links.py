@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..arena import RaceRequest
+from ..request import RaceRequest
 from ..errors import BadRequest
 from .assets import strings
 from .form import DEFAULTS, race_request

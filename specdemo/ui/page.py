@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import gradio as gr
 
-from ..arena import RaceRequest
+from ..request import RaceRequest
 from ..comparison import Comparison
 from ..errors import BadRequest, SpecdemoError
 from ..events import Event, Failed
