@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from specdemo.ui import page
 
     arena = Arena(lambda progress: load_pair_from(options, progress))
-    blocks = page.build(arena)
+    blocks = page.build(arena, options.device)
     try:
         _, address, public_address = blocks.launch(
             server_name=options.host,

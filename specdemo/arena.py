@@ -68,6 +68,8 @@ class Arena:
         self._lease: _Lease | None = None
         self._loading = Status("loading", "Starting", 0.0)
         self._cancel = threading.Event()
+        self._switches = 0  # asked for and not ended
+        self._ran_out = False
 
     # -- models ------------------------------------------------------------------------------------------------
 
@@ -83,7 +85,17 @@ class Arena:
 
     def start_switching(self, load: Load) -> threading.Thread:
         """`switch` in the background; `status` tells how far it is."""
-        thread = threading.Thread(target=self.switch, args=(load,), name="switch models", daemon=True)
+        with self._changed:
+            self._switches += 1
+
+        def switch() -> None:
+            try:
+                self.switch(load)
+            finally:
+                with self._changed:
+                    self._switches -= 1
+
+        thread = threading.Thread(target=switch, name="switch models", daemon=True)
         thread.start()
         return thread
 
@@ -103,7 +115,10 @@ class Arena:
                 self._load = load
             elif had_one:
                 again = self._attempt(before)
-                status = replace(again, message=f"{status.message} {again.message.rstrip('.')}.")
+                if again.state == "ready":
+                    status = replace(again, message=f"{status.message} The pair before is back: {again.message}.")
+                else:
+                    status = replace(again, message=f"{status.message} {again.message}")
             self._set_loading(status)
         finally:
             self._release(lease)
@@ -115,9 +130,8 @@ class Arena:
 
     def _attempt(self, load: Load) -> Status:
         """Load and warm up; the status to tell of it. Of a pair that failed nothing is kept."""
-        self._cancel.clear()
-        self._progress("Starting", 0.0)
         try:
+            self._progress("Starting", 0.0)
             pair = load(self._progress)
             self._progress("Warming up", 1.0)
             methods.warm_up(pair, encode_prompt(pair.tokenizer, "Hello", raw=True))
@@ -128,8 +142,10 @@ class Arena:
         except Exception as error:
             message = f"The models could not be loaded ({type(error).__name__}: {error})."
         else:
-            self._pair = pair
+            self._pair, self._ran_out = pair, False
             return Status("ready", f"{pair.target.name} is ready")
+        finally:
+            self._cancel.clear()
         free_memory()
         return Status("failed", message)
 
@@ -139,7 +155,6 @@ class Arena:
 
     def _progress(self, text: str, share: float) -> None:
         if self._cancel.is_set():
-            self._cancel.clear()
             raise _Cancelled
         self._set_loading(Status("loading", text, share))
 
@@ -153,8 +168,15 @@ class Arena:
         return self._pair
 
     @property
+    def ran_out(self) -> bool:
+        """Whether memory ran out in a race of the pair that is there; `pair.smaller` is then what may help."""
+        return self._ran_out
+
+    @property
     def status(self) -> Status:
         with self._changed:
+            if self._switches and self._loading.state != "loading":
+                return Status("loading", "Starting", 0.0)  # once the race in progress has stopped
             if self._loading.state == "ready" and self._lease is not None:
                 return Status("busy", "A race is running")
             return self._loading
@@ -185,7 +207,8 @@ class Arena:
                     lane: methods.run(pair, name, ids, request.settings, lane=lane, should_stop=should_stop)
                     for lane, name in lanes_of(pair, request.method).items()
                 },
-                smaller=f"load {pair.smaller.described}" if pair.smaller else "use a smaller model",
+                smaller=f"load {pair.smaller.plan.described}" if pair.smaller else "use a smaller model",
+                ran_out=self._note_that_memory_ran_out,
             )
 
         yield from self._hold(visitor, lanes)
@@ -200,6 +223,9 @@ class Arena:
             return comparison.compare(pair, ids, request.settings, should_stop)
 
         yield from self._hold(visitor, rows)
+
+    def _note_that_memory_ran_out(self) -> None:
+        self._ran_out = True
 
     def _hold(
         self, visitor: str, start: Callable[[Pair, ShouldStop], Generator[T, None, None]]
@@ -268,14 +294,17 @@ def lanes_of(pair: Pair, method: str) -> dict[str, str]:
 
 
 def in_turns(
-    lanes: Mapping[str, Iterator[Event]], smaller: str = "use a smaller model"
+    lanes: Mapping[str, Iterator[Event]],
+    smaller: str = "use a smaller model",
+    ran_out: Callable[[], None] = lambda: None,
 ) -> Generator[Event, None, None]:
     """Merge lanes: the one with the least engine time goes next, for one round. A lane that fails ends with a Failed
-    event, and the others go on. smaller: what a lane is told to do that ran out of memory."""
+    event, and the others go on. smaller: what a lane is told to do that ran out of memory; `ran_out` is called then."""
     clocks = dict.fromkeys(lanes, 0.0)
     try:
         while clocks:
             lane = min(clocks, key=clocks.__getitem__)
+            failed = None
             try:
                 for event in lanes[lane]:
                     clocks[lane] = event.t
@@ -286,8 +315,11 @@ def in_turns(
                     del clocks[lane]
             except Exception as error:
                 failed = Failed(lane, clocks.pop(lane), failure_message(error, smaller))
-                if ran_out_of_memory(error):
+                short = ran_out_of_memory(error)
+            if failed is not None:
+                if short:  # only now: while an error is being handled, it holds on to what its frames had made
                     free_memory()
+                    ran_out()
                 yield failed
     finally:
         for running in lanes.values():

@@ -181,6 +181,8 @@ class FakeArena:
         self.scripts: dict[str, list[Event]] = {}
         self.running = 0
         self.most_running = 0
+        self.pair = None
+        self.ran_out = False
         self._stop = threading.Event()
         self._visitor: str | None = None
         self._lock = threading.Lock()
@@ -189,6 +191,12 @@ class FakeArena:
         if visitor == self._visitor:
             self._stop.set()
         return visitor == self._visitor
+
+    def start_switching(self, load: object) -> None:
+        """A scripted arena has no models."""
+
+    def cancel_loading(self) -> None:
+        """Nor does it load any."""
 
     def check(self, request: RaceRequest) -> None:
         if not request.prompt.strip():

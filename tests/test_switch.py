@@ -25,6 +25,7 @@ from specdemo.models.loading import Pair
 from specdemo.models.memory import ran_out_of_memory
 from specdemo.plan.choose import Wishes, choose, smaller
 from specdemo.plan.devices import machine_of
+from specdemo.plan.load import Planned
 from specdemo.plan.pairs import shapes_of
 
 Progress = Callable[[str, float], None]
@@ -94,7 +95,7 @@ def test_a_pair_that_cannot_be_had_leaves_the_old_one(arena: Arena) -> None:
 
     arena.switch(fail)
     assert arena.status.state == "ready"
-    assert arena.status.message == "owner/model is gated: accept its licence. target is ready."
+    assert arena.status.message == "owner/model is gated: accept its licence. The pair before is back: target is ready."
     assert finish_reasons(list(arena.race(request(8)))) == ["length", "length"]
 
 
@@ -114,7 +115,7 @@ def test_loading_can_be_cancelled_and_the_old_pair_comes_back(arena: Arena) -> N
     arena.cancel_loading()
     thread.join(10)
     assert arena.status.state == "ready"
-    assert arena.status.message.startswith("Loading was cancelled. target is ready")
+    assert arena.status.message.startswith("Loading was cancelled. The pair before is back: target is ready.")
     arena.cancel_loading()  # there is nothing to cancel any more
     arena.switch(another)
     assert arena.status.message == "another is ready"
@@ -218,7 +219,8 @@ def test_running_out_of_memory_ends_the_lane_offers_a_smaller_plan_and_the_proce
     plan = choose(*shapes, machine, Wishes())
     less = smaller(plan, *shapes, machine, Wishes())
     assert less is not None
-    pair = replace(tiny_pair(), plan=plan, smaller=less)
+    names = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B")
+    pair = replace(tiny_pair(), plan=plan, smaller=Planned(*names, machine, Wishes(), less))
     arena = Arena(lambda progress: pair)
     arena.load()
     draft = pair.draft

@@ -34,6 +34,7 @@ from .transformers_lm import TransformersLM
 
 if TYPE_CHECKING:
     from ..plan.choose import Plan
+    from ..plan.load import Planned
 
 WIDENED = "The embedded target is a 4-bit file (Q4_1) widened to 16 bit."
 DTYPE_CHOICES = ("auto", *PRECISIONS)
@@ -66,7 +67,7 @@ class Pair:
     draft_folder: Path | None = None
     notes: tuple[str, ...] = field(default=())
     plan: Plan | None = None
-    smaller: Plan | None = None  # what to load instead where this pair runs out of memory
+    smaller: Planned | None = None  # what to load instead where this pair runs out of memory
 
 
 def load_pair(

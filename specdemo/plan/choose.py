@@ -90,8 +90,10 @@ class Plan:
         """What to load, in the middle of a sentence."""
         target = PRECISION_TITLES.get(self.target_kept.precision, self.target_kept.precision)
         draft = self.draft_kept and PRECISION_TITLES.get(self.draft_kept.precision, self.draft_kept.precision)
-        drafting = f"and the draft model in {draft}" if draft else "and no draft model"
-        return f"the target in {target} {drafting}, which takes {gib(self.bytes.total)}"
+        need = gib(self.bytes.total)
+        if draft is None:
+            return f"the target in {target} and no draft model, which takes {need}"
+        return f"the target in {target} and the draft model in {draft}, which takes {need}"
 
     @property
     def quantize(self) -> str:
@@ -362,18 +364,20 @@ class _Ladder:
                 f"memory: every forward copies them to the card, some {seconds:.1f} s each time at "
                 f"{BUS_BYTES_PER_S / 1e9:.0f} GB/s."
             )
-        text = f"{how} the models take {need} of the {room} that {where} can give"
+        facts = []
         if self._first_plan and not plan.is_first:
             better = self._how(self._first_plan)
             if better == self._how(plan):
-                text += "; no device alone has room for them"
+                facts.append("no device alone has room for them")
             else:
-                text += f"; {better} they would take {gib(self._first_plan.bytes.total)}"
+                facts.append(f"{better} they would take {gib(self._first_plan.bytes.total)}")
         if self._draft and plan.draft is None:
-            text += "; the draft model is given up, and prompt lookup drafts without one"
+            facts.append("the draft model is given up, and prompt lookup drafts without one")
         if plan.context < self._wishes.context:
-            text += f"; the context shrinks from {self._wishes.context:,} to {plan.context:,} positions"
-        return text + "."
+            facts.append(f"the context shrinks from {self._wishes.context:,} to {plan.context:,} positions")
+        if not facts:
+            return f"{how} the models take {need} of the {room} that {where} can give."
+        return f"{how} the models take {need} of the {room} that {where} can give; {'; '.join(facts)}."
 
     def _how(self, plan: Plan) -> str:
         target = PRECISION_TITLES.get(plan.target_kept.precision, plan.target_kept.precision)

@@ -46,8 +46,8 @@ def plan_pair(target: str, draft: str, machine: Machine, wishes: Wishes, ask_hub
     if plan.fits:
         return plan
     for preset, other in _fitting(machine, wishes):
-        advice = f"The pair {preset.name} would fit: it needs {gib(other.bytes.total)}."
-        return replace(plan, reason=f"{plan.reason} {advice}")
+        advice = f" The pair {preset.name} would fit: it needs {gib(other.bytes.total)}."
+        return replace(plan, reason=plan.reason + advice)
     return replace(plan, reason=f"{plan.reason} None of the named pairs fits: free some memory.")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 LANGUAGES = ("en", "zh")
 """Each has a file text.LANGUAGE.json, all with the same keys. The first is the one that the server speaks."""
 
-LIVE_SCRIPTS = ("parts.js", "guide.js", "compare.js", "share.js")
+LIVE_SCRIPTS = ("parts.js", "models.js", "guide.js", "compare.js", "share.js")
 """Modules that only make sense with a server behind them; an exported run leaves them out."""
 
 SCRIPTS = (
@@ -40,7 +40,7 @@ SCRIPTS = (
 KEPT_SCRIPTS = (*(name for name in SCRIPTS[:-1] if name not in LIVE_SCRIPTS), "keep.js", SCRIPTS[-1])
 """Those of an exported run."""
 
-STYLES = ("page.css", "why.css", "after.css", "ssd.css", "tools.css")
+STYLES = ("page.css", "why.css", "after.css", "ssd.css", "tools.css", "models.css")
 
 
 def static(name: str) -> str:

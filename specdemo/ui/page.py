@@ -31,6 +31,7 @@ from .assets import script, strings, style
 from .compare import comparison_log
 from .desk import Desk
 from .form import race_request
+from .models import Models, Switcher
 from .recorded import first_race
 from .records import record
 from .shelf import Kept, Shelf
@@ -72,7 +73,7 @@ class Status(Protocol):
     def progress(self) -> float: ...
 
 
-class Racer(Protocol):
+class Racer(Switcher, Protocol):
     """What the page needs of the arena."""
 
     @property
@@ -268,9 +269,9 @@ def _examples() -> list[dict[str, str]]:
     return [json.loads(line) for line in lines]
 
 
-def build(arena: Racer) -> gr.Blocks:
-    """The page over an arena whose models may still be loading."""
-    text, page = strings(), Page(arena)
+def build(arena: Racer, device: str = "auto") -> gr.Blocks:
+    """The page over an arena whose models may still be loading. device: where other models are put, as `--device`."""
+    text, page, models = strings(), Page(arena), Models(arena, device)
     calls = api.Calls(arena, page.in_turn, page.stop)
     head = f"<script>\n{script()}\n</script>"
 
@@ -300,6 +301,7 @@ def build(arena: Racer) -> gr.Blocks:
                     stop = gr.Button(text["stop"], elem_id="stop-button", scale=1, min_width=80)
             with gr.Column(scale=4, elem_id="settings", min_width=300):
                 fields = _settings(text)
+        panel = drawn(models.first(False), "specdemo.mountModels", tools.acts(tools.MODEL_ACTS), elem_id="models")
         drawn("", "specdemo.mountGuide", elem_id="guide")
         stage = drawn(first_race(), "specdemo.mountStage", elem_id="stage")
         usual = page.desk.usual(("prompt", *fields))
@@ -327,7 +329,7 @@ def build(arena: Racer) -> gr.Blocks:
         racing: dict[str, Any] = {"concurrency_limit": LINE_ROOM + 2, "concurrency_id": "race"}
         starts = [race.click, prompt.submit]
         gr.on(starts, None, js="() => specdemo.begin()", **quiet)
-        gr.on(
+        raced = gr.on(
             starts,
             run,
             list(fields.values()),
@@ -338,6 +340,7 @@ def build(arena: Racer) -> gr.Blocks:
         ).then(None, js="() => specdemo.finished()", **quiet)
         api.register(calls, **racing)
         tools.wire(page, blocks, share, compare, stage, fields, quiet, racing)
+        tools.wire_models(models, blocks, panel, timer, raced, quiet)
         stop.click(halt, None, None, queue=False, **quiet)
         examples.pick(None, None, prompt, js="() => specdemo.picked", **quiet)
         # one click races the draft length that a finished race recommends

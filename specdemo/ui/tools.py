@@ -1,4 +1,5 @@
-"""What stands around the race, as Gradio's events: comparing all methods, keeping and sharing, a link's settings."""
+"""What stands around the race, as Gradio's events: comparing all methods, keeping and sharing, a link's settings, and
+putting other models in place."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from typing import Any, Protocol
 import gradio as gr
 
 from .desk import Desk
+from .models import Models, is_local
 
 SHARE_ACTS = ("save_run", "open_run", "copy_link")
 COMPARE_ACTS = ("compare_all",)
+MODEL_ACTS = ("preview_models", "switch_models", "load_smaller", "cancel_loading")
 
 
 class Handlers(Protocol):
@@ -63,3 +66,38 @@ def wire(
     share.open_run(open_run, share, [stage, share], js="() => specdemo.opened", preprocess=False, **quiet)
     share.copy_link(None, form, None, js="(...values) => specdemo.copyLink(...values)", **quiet)
     blocks.load(restore, None, [*form, share], **quiet)
+
+
+def wire_models(
+    models: Models, blocks: gr.Blocks, panel: gr.HTML, timer: gr.Timer, raced: Any, quiet: Mapping[str, Any]
+) -> None:
+    """Connect the panel of the models. `timer` runs while models load; `raced`: what follows a race, in which memory
+    may have run out."""
+    at_once = {"queue": False, "preprocess": False, **quiet}
+
+    def shown(request: gr.Request) -> str:
+        return models.state(_local(request))
+
+    def preview(request: gr.Request, wanted: Any) -> str:
+        return models.preview(_local(request), wanted)
+
+    def switch(request: gr.Request, wanted: Any) -> list[Any]:
+        return [models.switch(_local(request), wanted), gr.Timer(active=True)]
+
+    def smaller(request: gr.Request) -> list[Any]:
+        return [models.smaller(_local(request)), gr.Timer(active=True)]
+
+    def cancel(request: gr.Request) -> str:
+        return models.cancel(_local(request))
+
+    panel.preview_models(preview, panel, panel, js="() => specdemo.wantedModels", **at_once)
+    panel.switch_models(switch, panel, [panel, timer], js="() => specdemo.wantedModels", **at_once)
+    panel.load_smaller(smaller, None, [panel, timer], **at_once)
+    panel.cancel_loading(cancel, None, panel, **at_once)
+    gr.on([blocks.load, timer.tick], shown, None, panel, queue=False, **quiet)
+    raced.then(shown, None, panel, queue=False, **quiet)
+
+
+def _local(request: gr.Request) -> bool:
+    client = request.client
+    return is_local(client.host if client else "", request.headers)

@@ -107,7 +107,7 @@
     .filter(([key]) => /^(said|error|share)_/.test(key))
     .map(([key, sentence]) => {
       const parts = sentence.split(/\{(\w+)\}/).map((part, index) => (index % 2 ? `(?<${part}>.*?)` : plain(part)));
-      return [key, new RegExp(`^${parts.join("")}$`, "su")];
+      return [key, new RegExp(`^${parts.join("")}$`, "sui")]; // a sentence may stand inside another one, without its capital
     });
 
   specdemo.said = (sentence) => {

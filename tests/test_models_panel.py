@@ -1,0 +1,311 @@
+"""The panel of the models: who may switch, what may be asked for, what memory that ran out leads to; then its drawing,
+and all of it wired up, in Chromium."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from test_arena import request, tiny_pair
+from tiny_folders import save_folder
+from transformers import LlamaForCausalLM
+
+from specdemo.arena import Arena
+from specdemo.errors import BadRequest
+from specdemo.events import Failed
+from specdemo.models.loading import Pair
+from specdemo.plan.choose import Wishes, bars
+from specdemo.plan.devices import machine_of
+from specdemo.plan.load import Planned, load_fitting, plan_here
+from specdemo.plan.pairs import plan_pair
+from specdemo.presets import PRESETS
+from specdemo.ui import models as models_module
+from specdemo.ui.assets import strings
+from specdemo.ui.models import PRECISIONS, Models, asked, is_local
+
+if TYPE_CHECKING:
+    pass
+
+GIB = 1 << 30
+FORM = {"pair": "other", "target": "a/b", "drafter": "own", "draft": "", "precision": "auto"}
+
+
+def form(**changes: object) -> str:
+    return json.dumps({**FORM, **changes})
+
+
+def planned(memory: str = "24GiB", names: tuple[str, str] = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B")) -> Planned:
+    machine = machine_of(memory)
+    return Planned(*names, machine, Wishes(), plan_pair(*names, machine, Wishes()))
+
+
+def planned_pair() -> Pair:
+    plan = planned()
+    return replace(tiny_pair(), plan=plan.plan, smaller=plan.smaller())
+
+
+@pytest.fixture
+def arena() -> Arena:
+    made = Arena(lambda progress: planned_pair())
+    made.load()
+    return made
+
+
+# -- who may -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("client", "headers", "local"),
+    [
+        ("127.0.0.1", {"host": "127.0.0.1:7860"}, True),
+        ("127.0.0.1", {"host": "localhost:7860", "origin": "http://localhost:7860"}, True),
+        ("127.0.0.1", {"host": "localhost"}, True),
+        ("::1", {"host": "[::1]:7860"}, True),
+        ("192.168.1.7", {"host": "192.168.1.5:7860"}, False),
+        ("127.0.0.1", {"host": "abc.gradio.live"}, False),  # a tunnel ends here too
+        ("127.0.0.1", {"host": "evil.example:7860"}, False),  # a name that was bent to our address
+        ("127.0.0.1", {"host": "localhost:7860", "origin": "https://evil.example"}, False),
+        ("127.0.0.1", {"host": "localhost:7860", "x-forwarded-for": "203.0.113.9"}, False),
+        ("127.0.0.1", {"host": "localhost:7860", "forwarded": "for=203.0.113.9"}, False),
+        ("203.0.113.9", {"host": "localhost:7860"}, False),
+        ("", {"host": "localhost:7860"}, False),
+        ("127.0.0.1", {"host": "[::1"}, False),
+        ("127.0.0.1", {}, False),
+    ],
+)
+def test_only_a_request_straight_from_this_machine_is_local(client: str, headers: dict[str, str], local: bool) -> None:
+    assert is_local(client, headers) is local
+
+
+def test_a_stranger_changes_nothing(arena: Arena) -> None:
+    before, models = arena.pair, Models(arena)
+    for answer in (
+        models.switch(False, form()),
+        models.preview(False, form()),
+        models.smaller(False),
+        models.cancel(False),
+    ):
+        state = json.loads(answer)
+        assert state["note"] == strings()["models_elsewhere"]
+        assert state["local"] is False
+        assert "preview" not in state
+    assert arena.pair is before
+    assert arena.status.state == "ready"
+
+
+# -- what may be asked for ---------------------------------------------------------------------------------------------
+
+
+def test_what_the_form_says_is_what_is_loaded() -> None:
+    preset = PRESETS["qwen3-8b-0.6b"]
+    own = {"target": preset.target, "draft": preset.draft, "dtype": "auto", "quantize": "auto"}
+    assert asked(form(pair=preset.name)) == own
+    assert asked(form(pair=preset.name, precision="nf4")) == {**own, "quantize": "nf4"}
+    assert asked(form(pair=preset.name, precision="lean8")) == {**own, "dtype": "int8", "quantize": "none"}
+    assert asked(form(pair=preset.name, drafter="none"))["draft"] == "none"
+    assert asked(form(pair=preset.name, drafter="other", draft=" c/d "))["draft"] == "c/d"
+    assert asked(form(pair="auto", precision="half")) == {"pair": "auto", "dtype": "auto", "quantize": "none"}
+    assert asked(form())["target"] == "a/b"
+    assert asked(form())["draft"] == "auto"
+    assert asked(form(pair="embedded"))["draft"] == "auto"
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        None, 7, "", "{", "[]", '"x"', form(pair="no-such"), form(pair=["auto"]), form(precision="int3"),
+        form(precision={}), form(drafter="some"), form(target=""), form(target=7), form(target="a\nb"),
+        form(target="x" * 2000), form(target="x" * 5000), form(drafter="other"), form(pair="auto", drafter="none"),
+    ],
+)  # fmt: skip
+def test_anything_else_is_a_sentence(arena: Arena, wanted: object) -> None:
+    with pytest.raises(BadRequest):
+        asked(wanted)
+    state = json.loads(Models(arena).switch(True, wanted))
+    assert state["note"].endswith(".")
+    assert arena.status.state == "ready"
+
+
+def test_the_state_tells_what_runs_and_the_plan_as_bars(arena: Arena) -> None:
+    state = json.loads(Models(arena).first(True))
+    assert [name for name, *_ in state["choices"]["pairs"]] == list(PRESETS)
+    assert state["choices"]["precisions"] == list(PRECISIONS)
+    assert arena.pair is not None
+    assert arena.pair.plan is not None
+    assert state["now"]["target"] == "target"
+    assert state["plan"]["bars"] == bars(arena.pair.plan)
+    assert state["plan"]["reason"] == arena.pair.plan.reason
+    assert "short" not in state
+    assert "<" not in Models(arena).state(True, note="</script><img>")
+
+
+def test_a_preview_is_a_plan_with_the_old_pair_gone(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_target: LlamaForCausalLM
+) -> None:
+    folder = save_folder(tiny_target, tmp_path / "model")
+    wanted = form(target=str(folder), drafter="other", draft=str(folder))
+    models, asked_of = Models(arena, device="cpu"), []
+    real = models_module.plan_here
+    monkeypatch.setattr(models_module, "plan_here", lambda **options: asked_of.append(options) or real(**options))
+    state = json.loads(models.preview(True, wanted))
+    assert arena.pair is not None
+    assert arena.pair.plan is not None
+    assert state["preview"]["fits"]
+    assert state["preview"]["total"] == sum(part["bytes"] for part in state["preview"]["bars"][0]["parts"][:5])
+    sizes = arena.pair.plan.bytes
+    assert asked_of[0]["freed"] == {"cuda:0": sizes.target_weights + sizes.draft_weights}
+    assert asked_of[0]["device"] == "cpu"
+    assert "no folder" in json.loads(models.preview(True, form(target="/no/such")))["note"]
+
+
+def test_what_will_be_freed_counts_as_free(tmp_path: Path, tiny_target: LlamaForCausalLM) -> None:
+    folder = str(save_folder(tiny_target, tmp_path / "model"))
+    plain, more = (plan_here(folder, "none", device="cpu", freed=freed) for freed in ({}, {"cpu": GIB // 4}))
+    grown = more.machine.devices[0].free - plain.machine.devices[0].free
+    assert grown == pytest.approx(GIB // 4, abs=GIB // 8)  # others take and free memory meanwhile
+
+
+# -- switching ---------------------------------------------------------------------------------------------------------
+
+
+def settled(arena: Arena) -> None:
+    until = time.monotonic() + 30
+    while arena.status.state == "loading":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_switch_loads_what_was_asked_for_and_keeps_nothing_of_the_old_pair(
+    arena: Arena, tmp_path: Path, tiny_target: LlamaForCausalLM
+) -> None:
+    assert arena.pair is not None
+    old = weakref.ref(arena.pair.target)
+    folder = str(save_folder(tiny_target, tmp_path / "model"))
+    models = Models(arena, device="cpu")
+    state = json.loads(models.switch(True, form(target=folder, drafter="other", draft=folder, precision="float32")))
+    assert state["state"] == "loading"
+    settled(arena)
+    state = json.loads(models.state(True))
+    assert state["now"]["target"] == folder
+    assert state["now"]["precision"] == "float32"
+    assert state["now"]["draft"]["name"] == folder
+    gc.collect()
+    assert old() is None
+
+
+def test_one_switch_at_a_time_and_it_can_be_cancelled(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, cancelled = threading.Event(), threading.Event()
+
+    def slow(progress: Callable[[str, float], None], **_wanted: object) -> Pair:
+        for step in range(2000):
+            progress("Loading a/b", step / 2000)
+            reached.set()
+            time.sleep(0.005)
+        pytest.fail("loaded to the end")
+
+    monkeypatch.setattr(models_module, "load_fitting", slow)
+    models = Models(arena)
+    models.switch(True, form())
+    assert reached.wait(10)
+    assert json.loads(models.state(True))["message"] == "Loading a/b"
+    assert json.loads(models.switch(True, form()))["note"] == strings()["error_models_loading"]
+    assert json.loads(models.cancel(True))["state"] == "loading"
+    cancelled.set()
+    settled(arena)
+    assert json.loads(models.state(True))["message"] == (
+        "Loading was cancelled. The pair before is back: target is ready."
+    )
+
+
+def test_a_cancel_before_loading_has_begun_is_not_lost(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The race in progress is still being stopped."""
+    monkeypatch.setattr(models_module, "load_fitting", lambda **_wanted: pytest.fail("was loaded"))
+    models, race = Models(arena), arena.race(request(2000))
+    next(race)
+    assert json.loads(models.switch(True, form()))["state"] == "loading"
+    models.cancel(True)
+    list(race)
+    settled(arena)
+    assert arena.status.message.startswith("Loading was cancelled.")
+
+
+def test_a_model_that_cannot_be_had_is_a_sentence_and_the_old_pair_is_back(arena: Arena) -> None:
+    models = Models(arena)
+    models.switch(True, form(target="/no/such/folder"))
+    settled(arena)
+    state = json.loads(models.state(True))
+    assert state["message"].startswith("There is no folder /no/such/folder")
+    assert state["message"].endswith("The pair before is back: target is ready.")
+    assert state["now"]["target"] == "target"
+
+
+# -- memory that runs out ----------------------------------------------------------------------------------------------
+
+
+def test_memory_that_ran_out_offers_a_smaller_plan_that_can_be_loaded(
+    tmp_path: Path, tiny_target: LlamaForCausalLM
+) -> None:
+    folder = str(save_folder(tiny_target, tmp_path / "model"))
+    arena = Arena(lambda progress: load_fitting(folder, folder, device="cpu", dtype="auto", progress=progress))
+    arena.load()
+    models = Models(arena)
+    pair = arena.pair
+    assert pair is not None
+    assert pair.plan is not None
+    assert pair.smaller is not None
+    assert json.loads(models.state(True)).get("short") is None
+    held: list[Any] = []
+
+    def fails(_capacity: int) -> None:
+        taken = torch.zeros(1000)
+        held.append(weakref.ref(taken))
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    assert pair.draft is not None
+    pair.draft.open = fails  # type: ignore[assignment, method-assign]
+    for event in arena.race(request(8)):
+        if isinstance(event, Failed):
+            assert "memory ran out" in event.message
+            assert pair.smaller.plan.described in event.message
+            assert held[0]() is None  # what the failed lane had is free again, before the other goes on
+    state = json.loads(models.state(True))
+    assert state["short"] == {"smaller": pair.smaller.plan.described}
+    needed, wanted = pair.plan.bytes.total, pair.smaller.plan
+    assert wanted.bytes.total < needed
+    models.smaller(True)
+    settled(arena)
+    assert arena.pair is not None
+    assert arena.pair.plan == replace(wanted, fits=True)
+    assert arena.pair.target.precision == wanted.target_kept.precision
+    assert "short" not in json.loads(models.state(True))
+    assert [event for event in arena.race(request(8)) if isinstance(event, Failed)] == []
+
+
+def test_the_last_rung_says_that_there_is_none_below(arena: Arena) -> None:
+    assert arena.pair is not None
+    arena._pair = replace(arena.pair, smaller=None)
+    assert json.loads(Models(arena).smaller(True))["note"] == strings()["error_models_smallest"]
+
+
+def test_a_context_that_the_plan_had_to_cut_is_the_models_own(tmp_path: Path, tiny_target: LlamaForCausalLM) -> None:
+    folder = save_folder(tiny_target, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
+    whole = plan_here(str(folder), "none", device="cpu")
+    rungs, below = [whole], whole.smaller()
+    while below is not None:
+        rungs.append(below)
+        below = below.smaller()
+    last = rungs[-1].load()
+    assert rungs[-1].plan.context == 512
+    assert last.target.context_length == 512
+    assert whole.load().target.context_length == 2048
