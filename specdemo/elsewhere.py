@@ -82,6 +82,7 @@ USAGES: Mapping[str, Mapping[str, str]] = {
         "llama.cpp": _LLAMA + " --spec-type ngram-simple" + _LLAMA_NGRAM,
     },
     "hybrid": {"llama.cpp": _LLAMA + " --spec-type ngram-simple,draft-simple" + _LLAMA_NGRAM + _LLAMA_DRAFT},
+    "ssd": {},
 }
 """Method -> program -> template. Our own command line has them all, and is added by `usages`."""
 
@@ -120,6 +121,9 @@ def _own(method: str, pair: Pair, settings: Settings) -> str:
             words += ["--draft", _public_name(pair.draft.name)]
     if method != "standard":
         words += ["--draft-length", str(settings.draft_length)]
+    if method == "ssd":
+        words += ["--fan-out", settings.fan_out, "--fan-out-budget", str(settings.fan_out_budget)]
+        words += ["--saguaro", f"{settings.saguaro:g}", "--fallback", settings.fallback]
     words += ["--max-new-tokens", str(settings.max_new_tokens), "--temperature", f"{settings.temperature:g}"]
     return shlex.join(words)
 

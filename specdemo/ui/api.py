@@ -159,9 +159,9 @@ def register(calls: Calls, **options: Any) -> None:
 
 
 DESCRIPTION = (
-    "Race standard against speculative decoding. Only the prompt is needed. method: speculative, prompt-lookup or "
-    "hybrid; draft_length: tokens drafted a round (0 to 16); max_new_tokens: tokens to write at most; temperature: 0 "
-    "is greedy; seed: equal seeds repeat. Returns standard and speculative, each with text, token_ids, finish_reason "
-    "and metrics, besides speedup (standard time per token over speculative time per token) and first_divergence "
-    "(index of the first token in which the two differ, or null)."
+    "Race standard against speculative decoding. Only the prompt is needed. method: speculative, prompt-lookup, "
+    "hybrid or ssd; draft_length: tokens drafted a round (0 to 16); max_new_tokens: tokens to write at most; "
+    "temperature: 0 is greedy; seed: equal seeds repeat. Returns standard and speculative, and ssd where that is the "
+    "method, each with text, token_ids, finish_reason and metrics, besides speedup (standard time per token over the "
+    "last one's) and first_divergence (index of the first token in which those two differ, or null)."
 )

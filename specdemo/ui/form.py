@@ -23,6 +23,10 @@ DEFAULTS: Mapping[str, Any] = {
     "stop": "",
     "adaptive": False,
     "verification": "token",
+    "fan_out": "likeliest",
+    "fan_out_budget": 16,
+    "saguaro": 1,
+    "fallback": "draft-model",
     "raw": False,
     "ignore_eos": False,
 }
@@ -49,6 +53,10 @@ def race_request(values: Mapping[str, Any]) -> RaceRequest:
         "repetition_penalty",
         "adaptive",
         "verification",
+        "fan_out",
+        "fan_out_budget",
+        "saguaro",
+        "fallback",
         "ignore_eos",
     )
     settings = Settings(

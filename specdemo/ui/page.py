@@ -25,7 +25,7 @@ from ..comparison import Comparison
 from ..errors import BadRequest, SpecdemoError
 from ..events import Event, Failed
 from ..methods import METHODS
-from ..settings import MAX_DRAFT_LENGTH
+from ..settings import MAX_DRAFT_LENGTH, MAX_FAN_OUT_BUDGET
 from . import api, tools
 from .assets import script, strings, style
 from .compare import comparison_log
@@ -341,6 +341,8 @@ def build(arena: Racer, device: str = "auto") -> gr.Blocks:
         api.register(calls, **racing)
         tools.wire(page, blocks, share, compare, stage, fields, quiet, racing)
         tools.wire_models(models, blocks, panel, timer, raced, quiet)
+        chosen = [fields["method"], fields["temperature"]]
+        gr.on([field.change for field in chosen], None, chosen, js="(...chosen) => specdemo.choose(...chosen)", **quiet)
         stop.click(halt, None, None, queue=False, **quiet)
         examples.pick(None, None, prompt, js="() => specdemo.picked", **quiet)
         # one click races the draft length that a finished race recommends
@@ -367,6 +369,19 @@ def _settings(text: Mapping[str, str]) -> dict[str, Any]:
     with gr.Row():
         fields["method"] = gr.Radio(methods, value="speculative", scale=3, min_width=280, **labels("method"))
         fields["seed"] = gr.Number(0, precision=0, minimum=0, scale=0, min_width=96, **labels("seed"))
+    with gr.Column(elem_id="ssd-settings"):  # shown by the style, while SSD is chosen
+        with gr.Row():
+            fields["fan_out_budget"] = gr.Slider(
+                1, MAX_FAN_OUT_BUDGET, 16, step=1, min_width=180, **labels("fan_out_budget")
+            )
+            fields["saguaro"] = gr.Slider(
+                0.05, 1, 1, step=0.05, min_width=180, elem_id="saguaro-setting", **labels("saguaro")
+            )
+        with gr.Row():
+            rules = choices("fan_out", "likeliest", "geometric", "uniform")
+            fields["fan_out"] = gr.Radio(rules, value="likeliest", min_width=180, **labels("fan_out"))
+            fallbacks = choices("fallback", "draft-model", "prompt-lookup")
+            fields["fallback"] = gr.Radio(fallbacks, value="draft-model", min_width=180, **labels("fallback"))
     with gr.Row():
         fields["draft_length"] = gr.Slider(0, MAX_DRAFT_LENGTH, 5, step=1, min_width=180, **labels("draft_length"))
         fields["max_new_tokens"] = gr.Slider(

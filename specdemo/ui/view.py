@@ -21,6 +21,7 @@ Records of a race; `k` is the kind, `l` the lane's index in LANES, `t` seconds o
              difference, a, b: [id, text] of
              both lanes there, gaps: how far apart each lane's target saw their logits, null where one is not among
              its likeliest, numerics: rounding can explain it, final: both lanes are done, cut: one was stopped
+    twin     the same fields, of SSD and speculative decoding in a sampled race in which both draw alike
     insight  what the whole race teaches: the fields of `insight.Insight`, the histogram of accepted lengths, and the
              acceptance by position
     ssd      what the lane that drafts while it verifies teaches: the fields of `ssd_insight.SsdInsight`
@@ -68,6 +69,7 @@ class _Lane:
         self.t = 0.0
         self.exact = False  # float32: greedy lanes must agree
         self.residual = False  # a recovered token is drawn from p - q
+        self.plain = False  # proposes what the draft model would alone: with equal seeds such lanes draw alike
         self.drafted: Drafted | None = None  # of the round that is not verified yet
         self.drafting_rounds = 0
         self.ended = False
@@ -103,6 +105,7 @@ class RaceView:
             case Started():
                 lane.started = True
                 lane.exact = event.target_precision == "float32"
+                lane.plain = _proposes_plainly(event)
                 lane.residual = not self._greedy and event.settings.get("verification") != "block"
                 self._lines.append(record("lane", **where, **_what_runs(event)))
             case Prefilled():
@@ -176,15 +179,18 @@ class RaceView:
                 self._lines.append(record("numbers", l=index, t=_time(lane.t), **_shown(lane.metrics)))
         standard, subject = self._ends
         ratios = {"v": _ratio(standard, subject)}
-        if subject.started and (middle := self._lanes[LANES[1]]) is not subject and middle.started:
+        middle = self._lanes[LANES[1]]
+        if subject is not middle and middle.started:
             ratios["w"] = _ratio(middle, subject)
         if ratios != self._ratios:
             self._ratios = ratios
             self._lines.append(record("ratio", **ratios))
         if self._greedy:
-            self._compare(standard, subject)
+            self._compare("same", standard, subject)
+        elif middle is not subject and middle.plain and subject.plain:
+            self._compare("twin", middle, subject)
 
-    def _compare(self, standard: _Lane, subject: _Lane) -> None:
+    def _compare(self, kind: str, standard: _Lane, subject: _Lane) -> None:
         count = min(len(standard.tokens), len(subject.tokens))
         if not count:
             return
@@ -201,7 +207,7 @@ class RaceView:
                 ids = fields["a"][0], fields["b"][0]
                 fields["gaps"] = [significant(logit_gap(lane.tops[at], *ids), 3) for lane in (standard, subject)]
             fields["numerics"] = not (standard.exact and subject.exact)
-        self._lines.append(record("same", **fields))
+        self._lines.append(record(kind, **fields))
 
 
 def _ratio(baseline: _Lane, lane: _Lane) -> float | None:
@@ -210,6 +216,15 @@ def _ratio(baseline: _Lane, lane: _Lane) -> float | None:
     if min(len(baseline.tokens), len(lane.tokens)) < enough:
         return None
     return significant(speedup(baseline.metrics, lane.metrics))
+
+
+def _proposes_plainly(event: Started) -> bool:
+    """Whether the lane's proposals are the draft model's own, as many a round as any such lane's."""
+    told = event.settings
+    if event.method == "ssd" and (told.get("saguaro", 1.0) < 1.0 or told.get("fallback") == "prompt-lookup"):
+        return False
+    by_draft_model = event.method in ("speculative", "ssd")
+    return by_draft_model and not told.get("adaptive") and told.get("verification") != "block"
 
 
 def _what_runs(event: Started) -> dict[str, Any]:

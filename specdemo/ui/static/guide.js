@@ -11,6 +11,7 @@
     '[data-lane="speculative"] .sd-stats',
     ".sd-ratio",
     ".sd-same",
+    [".sd-cache:not([hidden])", "#settings"], // the choice of the drafter, where the race on show is another one
   ];
   const POINT_MS = 2500;
 
@@ -43,7 +44,7 @@
     const back = button("back", () => go(step - 1));
     const next = button("next", () => go(step + 1));
     const show = button("show", () => {
-      const part = document.querySelector(POINTS_AT[step]);
+      const part = [POINTS_AT[step]].flat().map((place) => document.querySelector(place)).find(Boolean);
       if (!part) return;
       const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
       part.scrollIntoView({ block: "center", behavior: calm ? "auto" : "smooth" });

@@ -9,7 +9,7 @@
   const TAGS = { en: "en", zh: "zh-CN" };
   const PARTS = "#ask, #settings"; // made by Gradio, in the server's language
   const OURS = "#examples";
-  const WORDS = /^(prompt|method|verification|race$|stop$|advanced$)|_(label|info)$/;
+  const WORDS = /^(prompt|method|verification|fan_out|fallback|race$|stop$|advanced$)|_(label|info)$/;
   const ATTRIBUTES = ["placeholder", "aria-label", "title"];
 
   const remembered = () => {

@@ -24,6 +24,9 @@
     watch("value", draw);
   };
 
+  // What is chosen in the form decides which of its settings are shown: the style does that.
+  specdemo.choose = (method, temperature) => Object.assign(document.body.dataset, { method, sampled: temperature > 0 });
+
   specdemo.mountPicker = (root, value, watch, pick) => {
     const examples = JSON.parse(value());
     const categories = [...new Set(examples.map((example) => example.category))];

@@ -1,10 +1,12 @@
-// Whether the two texts are the same, and where they part: the line under the lanes.
+// Whether two texts are the same, and where they part: a line under the lanes.
 (function (specdemo) {
   "use strict";
   const { make, text } = specdemo;
 
   class Same {
-    constructor() {
+    // kind: which lanes are compared, as the records and the texts name it.
+    constructor(kind) {
+      this.kind = kind;
       this.greedy = undefined;
       this.element = make("div", { class: "sd-same" });
     }
@@ -17,15 +19,15 @@
         return;
       }
       if (record.at === null) {
-        const key = !record.final ? "same_running" : record.cut ? "same_prefix" : "same_final";
-        this.verdict("equal", text(key, record));
+        const key = !record.final ? "running" : record.cut ? "prefix" : "final";
+        this.verdict("equal", text(`${this.kind}_${key}`, record));
         return;
       }
       const token = (pair) => (pair ? JSON.stringify(pair[1]) : text("same_end_of_text"));
-      this.verdict("parted", text("same_parts", { at: record.at + 1, a: token(record.a), b: token(record.b) }));
+      this.verdict("parted", text(`${this.kind}_parts`, { at: record.at + 1, a: token(record.a), b: token(record.b) }));
       const [a, b] = (record.gaps ?? []).map((gap) => gap?.toFixed(3));
       if (a !== undefined && b !== undefined) this.element.append(" ", text("same_gap", { a, b }));
-      this.element.append(" ", text(record.numerics ? "same_numerics" : "same_bug"));
+      this.element.append(" ", text(record.numerics ? "same_numerics" : `${this.kind}_bug`));
     }
 
     verdict(same, sentence) {

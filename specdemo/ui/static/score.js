@@ -45,6 +45,7 @@
       this.value.textContent = show.ratio(value);
       this.word.textContent = text(`ratio_${word}`);
       this.middle.dataset.ratio = word;
+      this.second.dataset.ratio = second !== null && second < 1 ? "slower" : "faster";
       this.second.textContent = second === null ? "" : text("ratio_second", { ratio: show.ratio(second) });
     }
   }

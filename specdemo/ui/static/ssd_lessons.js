@@ -34,7 +34,7 @@
       make("dl", { class: "sd-facts" },
         fact("ssd_hit_rate", show.share(ssd.hit_rate), text("ssd_hit_rate_of", { hits: ssd.hits, rounds: ssd.hits + ssd.misses })),
         fact("ssd_hidden", show.share(ssd.hidden_share), text(`ssd_overlap_${ssd.overlap}`)),
-        fact("ssd_guesses", show.decimal(ssd.guesses), ""),
+        fact("ssd_guesses", ssd.guesses.toFixed(1)),
         fact("ssd_built", milliseconds(ssd.built_s, 1), text("ssd_known", { known: milliseconds(ssd.known_s, 1) }))),
       against ? make("p", { class: "sd-fine" }, text("ssd_parts")) : null,
       against ? make("ul", { class: "sd-parts" }, ...Object.entries(against.parts).map(([part, seconds]) =>
@@ -48,9 +48,9 @@
       text("chart_hits_spoken", { recall: list(ssd.recall_by_fan_out), hits: list(ssd.hit_rate_by_fan_out) }),
       { most: fans.length, label: text("axis_fan_out"), ticks: fans.map((_, i) => i + 0.5), name: (tick) => String(fans[tick - 0.5]) },
       { most: 1.1, ticks: [0, 0.5, 1], name: show.percent });
-    ssd.recall_by_fan_out.forEach(([, share], i) => chart.bar(i + 0.5, 0.7, share, "predicted", show.percent(share)));
+    ssd.recall_by_fan_out.forEach(([, share], i) => chart.bar(i + 0.3, 0.36, share, "predicted", show.percent(share)));
     for (const [fan, share] of ssd.hit_rate_by_fan_out) {
-      if (fans.includes(fan)) chart.point(fans.indexOf(fan) + 0.5, share, "measured");
+      if (fans.includes(fan)) chart.bar(fans.indexOf(fan) + 0.7, 0.36, share, "hit", show.percent(share));
     }
     return chart.element;
   };

@@ -5,7 +5,7 @@
   const { make, text, show, Lane, Story } = specdemo;
 
   const LANES = ["standard", "speculative", "ssd"]; // the last one only where SSD runs, beside what it has to beat
-  const DRAWN = new Set(["lane", "first", "round", "why", "cache", "numbers", "ratio", "same", "end", "failed"]);
+  const DRAWN = new Set(["lane", "first", "round", "why", "cache", "numbers", "ratio", "same", "twin", "end", "failed"]);
   const LEGEND = ["accepted", "rejected", "discarded", "recovered", "bonus", "clipped", "plain"];
 
   class Stage {
@@ -22,7 +22,8 @@
 
     build(root, raceWith) {
       this.score = new specdemo.Score(this.lanes);
-      this.same = new specdemo.Same();
+      this.same = new specdemo.Same("same");
+      this.twin = new specdemo.Same("twin"); // SSD and speculative decoding, where both draw alike
       this.why = new specdemo.Why(this.lanes, () => this.story, this.closing.signal);
       this.player = new specdemo.Player((t) => this.at(t), (playing) => this.playing(playing));
       this.round = new specdemo.RoundPicture((round, place, box) => this.askWhy(round, place, box));
@@ -50,7 +51,7 @@
         (this.lanesElement = make("div", { class: "sd-lanes" }, ...this.lanes.map((lane) => lane.element))),
         this.player.element,
         make("div", { class: "sd-under" },
-          this.same.element,
+          make("div", { class: "sd-verdicts" }, this.same.element, this.twin.element),
           make("div", { class: "sd-actions" }, this.replayNote, this.replayButton, new specdemo.Presenter(this.closing.signal).button)),
         make("div", { class: "sd-legend", role: "group", "aria-label": text("legend") },
           make("ul", {}, ...LEGEND.map((fate) => make("li", { title: text(`fate_${fate}_about`) },
@@ -115,8 +116,10 @@
       const latest = (kind) => records.filter((record) => record.k === kind).at(-1);
       const ratio = latest("ratio");
       if (ratio) this.score.ratio(ratio.v, ratio.w);
-      const same = latest("same");
-      if (same) this.same.show(same);
+      for (const kind of ["same", "twin"]) {
+        const verdict = latest(kind);
+        if (verdict) this[kind].show(verdict);
+      }
     }
 
     take(record) {
@@ -158,6 +161,7 @@
       this.arrange();
       this.score.ratio(null);
       this.same.show(null);
+      this.twin.show(null);
       for (const lane of this.lanes) lane.setState("waiting");
       this.say(null);
       this.replayButton.disabled = true;
