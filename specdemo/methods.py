@@ -63,8 +63,10 @@ def resolve(pair: Pair, name: str) -> tuple[Method, tuple[str, ...]]:
 
 def _resolve_ssd(target: LanguageModel, draft: LanguageModel) -> tuple[Method, tuple[str, ...]]:
     if not can_branch(draft):
-        note = f"{draft.name} cannot draft for several outcomes at once here ({draft.forward_path})"
-        return METHODS["speculative"], (f"{note}, so speculative runs in place of ssd.",)
+        return METHODS["speculative"], (
+            f"{draft.name} cannot draft for several outcomes at once here ({draft.forward_path}), "
+            "so speculative runs in place of ssd.",
+        )
     if not drafts_beside(target, draft):
         return METHODS["ssd"], ("SSD drafts before each verification and not beside it: that needs Linux and a CPU.",)
     cores = len(os.sched_getaffinity(0))
