@@ -21,7 +21,7 @@ from typing import TextIO
 
 from . import __version__
 from .errors import BadRequest, SpecdemoError
-from .events import Event, Failed, Finished, Started
+from .events import Event, Failed, Finished, Started, settled
 from .metrics import Fold, Metrics, fold, speedup
 from .options import add_decoding_arguments, add_model_arguments, load_pair_from, settings_from
 from .served.address import Server
@@ -338,7 +338,7 @@ def _replay(args: argparse.Namespace) -> int:
     if args.html:
         return _replay_as_page(args.file, args.html)
     lanes: dict[str, list[Event]] = {}
-    for event in read_trace(args.file):
+    for event in settled(read_trace(args.file)):
         lanes.setdefault(event.lane, []).append(event)
     if not lanes:
         raise BadRequest(f"{args.file.name} holds no events: record a run with generate --trace FILE.")

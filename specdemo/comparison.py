@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from . import methods
-from .elsewhere import Usage, usages
+from .compared import Comparison, Progress, Row, Winner
+from .elsewhere import usages
 from .errors import SpecdemoError
 from .events import Event, Finished, FinishReason
 from .failures import failure_message
@@ -28,49 +29,6 @@ LOOK_S = 0.1
 """How often someone who waits for `generate`, which tells nothing while it runs, is told how far it is."""
 
 ShouldStop: TypeAlias = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """`method` is running, number `index` of `count`; share: how much of its tokens it has written, 0 to 1."""
-
-    method: str
-    index: int
-    count: int
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one method was worth; `reason` is a sentence where it could not run, and then nothing else is known.
-
-    equal: whether its ids are the standard lane's, for greedy runs that were not stopped. The rest as in `Metrics`.
-    """
-
-    method: str
-    reason: str | None = None
-    path: str | None = None
-    precision: str | None = None
-    tokens: int = 0
-    tokens_per_second: float | None = None
-    ttft_s: float | None = None
-    speedup: float | None = None
-    acceptance_rate: float | None = None
-    mean_acceptance_length: float | None = None
-    finish_reason: FinishReason | None = None
-    equal: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Winner:
-    """The fastest method of those that ran to their end, and how the same is had in other programs."""
-
-    method: str
-    speedup: float | None
-    usages: tuple[Usage, ...]
-
-
-Comparison: TypeAlias = Progress | Row | Winner
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from .compared import Usage
 from .models.loading import Pair
 from .models.names import EMBEDDED_NAME
 from .models.reduced_vocab import is_draft_folder
@@ -25,15 +25,6 @@ STAND_IN = "DRAFT_MODEL"
 
 NGRAM = 3
 """Length of the n-gram that is looked up, in the programs that ask for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """A command or some lines of code. `own_draft`: STAND_IN is in it, and has to be replaced."""
-
-    program: str
-    code: str
-    own_draft: bool = False
 
 
 _TRANSFORMERS = """\

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from .events import Event, Prefilled, Verified
+from .events import UNTOLD, Arrived, Event, Prefilled, Verified
 from .metrics import Metrics
 
 # Okabe and Ito's colour-blind-safe hues, each with a mark that is not colour.
@@ -43,9 +43,12 @@ def pieces_of(event: Event) -> list[Piece]:
     """What an event adds to a lane's text, refused tokens in their places. Clipped tokens are not shown."""
     if isinstance(event, Prefilled):
         return [Piece(event.token.text)]
+    if isinstance(event, Arrived):
+        return [Piece(event.text)]
     if not isinstance(event, Verified):
         return []
-    pieces = [Piece(token.text, token.fate) for token in event.judged if token.fate != "clipped"]
+    told = [token for token in event.judged if token.fate != "clipped" and token.id != UNTOLD]
+    pieces = [Piece(token.text, token.fate) for token in told]
     if event.extra is not None:
         pieces.append(Piece(event.extra.text, event.extra_kind or "" if event.judged else ""))
     return pieces

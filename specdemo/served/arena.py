@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Coroutine, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import httpx
 
@@ -130,6 +130,10 @@ class ServedArena:
     @property
     def status(self) -> Status:
         return self._status
+
+    @property
+    def health(self) -> Literal["loading", "ready"]:
+        return "loading" if self._status.state == "loading" else "ready"
 
     @property
     def lanes(self) -> list[str]:

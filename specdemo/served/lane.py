@@ -54,6 +54,8 @@ NO_METRICS = (
     "detailed): pieces are shown as they arrived."
 )
 TOTALS_ONLY = "This server tells how its drafts fared in total, not round by round: pieces are shown as they arrived."
+BOTH_DRAFT = "The standard server drafts too: start it without speculation, or the comparison says little."
+UNFIT = "What the server tells of its drafts does not fit its answer ({why}): pieces are shown as they arrived."
 GHOSTS = "Refused guesses are counted by the server and not spelled out: each is shown as □."
 SOME_PLACES = (
     "In rounds that wrote one token, the server does not tell which had a refused draft: those are placed as late as "
@@ -234,24 +236,33 @@ class Lane:
         assert self._finish is not None
         self._start(self._last.prompt_ids or ())
         spelled = await self._spelled()
-        told, speculative = self._last.speculation, self._server.lane == "speculative"
-        if told is None:
-            if speculative:
-                self._notes.append(NO_METRICS)
-        elif not speculative:
-            if told.num_drafted:
-                self._notes.append(
-                    "The standard server drafts too: start it without speculation, or the comparison says little."
-                )
-        elif told.accepted is None and (told.num_drafted or not self._sent_ids):
-            self._notes.append(TOTALS_ONLY)
-            if told.num_accepted <= told.num_drafted:
-                self._emit_event(Counted(self._server.lane, self._t, told.num_drafted, told.num_accepted))
-        elif self._sent_ids:
-            self._by_rounds(told, spelled)
+        if self._server.lane == "standard":
+            self._tell_standard(spelled)
+        else:
+            self._tell_speculative(spelled)
         if not self._sent_ids:
             self._notes.append(NO_IDS)
         self._ended(self._finish)
+
+    def _tell_standard(self, spelled: list[str] | None) -> None:
+        told = self._last.speculation
+        if told is not None and told.num_drafted:
+            self._notes.append(BOTH_DRAFT)
+        elif self._sent_ids and all(len(piece.tokens) < 2 for piece in self._arrived):
+            self._by_rounds(Speculation(0, 0, 0), spelled)  # one pass of the model for each token
+
+    def _tell_speculative(self, spelled: list[str] | None) -> None:
+        told = self._last.speculation
+        if told is None:
+            self._notes.append(NO_METRICS)
+        elif told.accepted is not None or not (told.steps or told.num_drafted):
+            if self._sent_ids:
+                self._by_rounds(told, spelled)
+        elif told.num_accepted <= told.num_drafted:
+            self._notes.append(TOTALS_ONLY)
+            self._emit_event(Counted(self._server.lane, self._t, told.num_drafted, told.num_accepted))
+        else:
+            self._notes.append(UNFIT.format(why="it accepted more tokens than it drafted"))
 
     async def _spelled(self) -> list[str] | None:
         """The text of each token, where the server tells it; ids that are not the text's are given up."""
@@ -294,16 +305,14 @@ class Lane:
         try:
             steps, exact = rebuilt([len(piece.tokens) for piece in pieces], told)
         except Unfit as fault:
-            self._notes.append(
-                f"What the server tells of its drafts does not fit its answer ({fault}): pieces are shown as they "
-                "arrived."
-            )
+            self._notes.append(UNFIT.format(why=fault))
             return
         if not pieces:
             return
         if spelled is None:
             spelled = [text for piece in self._arrived for text in _at_the_last(piece)]
-            self._notes.append(NO_SPELLING)
+            if any(len(piece.tokens) > 1 for piece in pieces):
+                self._notes.append(NO_SPELLING)
         if any(step.drafted > step.kept for step in steps):
             self._notes.append(GHOSTS)
         if not exact:

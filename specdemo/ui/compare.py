@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-from ..comparison import Comparison, Progress, Row
+from ..compared import Comparison, Progress, Row
 from .records import record, significant
 
 STEP_S = 0.25

@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import trace
 from ..errors import BadRequest
-from ..events import Event, Started
+from ..events import Event, Started, settled
 from ..settings import Settings
 from .assets import KEPT_SCRIPTS, LANGUAGES, escaped, script, strings, style
 from .records import record
@@ -43,7 +43,7 @@ class Recording:
 
 def as_lines(recording: Recording) -> str:
     """The events as JSON lines, each lane's end with its metrics."""
-    return "".join(trace.to_json(event) + "\n" for event in trace.with_metrics(recording.events))
+    return "".join(trace.to_json(event) + "\n" for event in trace.with_metrics(settled(recording.events)))
 
 
 def as_page(recording: Recording, language: str = LANGUAGES[0]) -> str:
@@ -55,7 +55,7 @@ def as_page(recording: Recording, language: str = LANGUAGES[0]) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; base-uri 'none'; "
         "form-action 'none'"
     )
-    whole = trace.with_metrics(recording.events)
+    whole = trace.with_metrics(settled(recording.events))
     run = {"prompt": recording.prompt, "events": [json.loads(trace.to_json(event)) for event in whole]}
     return _FILE.format(
         language=language,
@@ -74,7 +74,7 @@ def replayed(recording: Recording, id: str = "kept") -> str:
     decoding, *_ = [_settings(event.settings) for event in recording.events if isinstance(event, Started)]
     view = RaceView(decoding.max_new_tokens, decoding.greedy, recording.prompt)
     log = record("log", id=id)
-    for number, event in enumerate(recording.events):
+    for number, event in enumerate(settled(recording.events)):
         view.add(event)
         if number % EVENTS_AN_UPDATE == 0:
             log += view.flush()

@@ -1,4 +1,4 @@
-"""Who races, who waits: one at a time, in order of arrival."""
+"""Who races, who waits: so many at a time, in order of arrival."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ STEP_S = 5
 
 
 class Line:
-    """Thread-safe. room: visitors who may wait; room_an_address: how many of those in line, the one who races
-    included, may come from one network address."""
+    """Thread-safe. room: visitors who may wait; room_an_address: how many of those in line, the ones who race
+    included, may come from one network address; seats: how many race at once."""
 
-    def __init__(self, room: int = OWN.waiting, room_an_address: int | None = None) -> None:
+    def __init__(self, room: int = OWN.waiting, room_an_address: int | None = None, seats: int = 1) -> None:
         self.room = room
-        self._room_an_address = room + 1 if room_an_address is None else room_an_address
+        self._seats = seats
+        self._room_an_address = room + seats if room_an_address is None else room_an_address
         self._visitors: dict[str, str] = {}  # visitor -> address, in order of arrival
         self._durations: deque[float] = deque(maxlen=RUNS_REMEMBERED)
         self._first_since = 0.0
@@ -37,7 +38,7 @@ class Line:
         with self._lock:
             if visitor in self._visitors:
                 raise BadRequest(strings()["error_twice"])
-            if len(self._visitors) > self.room:
+            if len(self._visitors) >= self.room + self._seats:
                 raise BadRequest(strings()["error_full"].format(room=self.room))
             if list(self._visitors.values()).count(address) >= self._room_an_address:
                 raise BadRequest(strings()["error_full_address"].format(room=self._room_an_address))
@@ -46,9 +47,11 @@ class Line:
             self._visitors[visitor] = address
 
     def place(self, visitor: str) -> int | None:
-        """0 is the one who races, 1 the next; None for someone who left."""
+        """0 is one who races, 1 the next; None for someone who left."""
         with self._lock:
-            return list(self._visitors).index(visitor) if visitor in self._visitors else None
+            if visitor not in self._visitors:
+                return None
+            return max(0, list(self._visitors).index(visitor) - self._seats + 1)
 
     def leave(self, visitor: str, ran: float | None = None) -> None:
         """ran: how long the visitor had a turn, in seconds, if there was one."""
@@ -66,6 +69,6 @@ class Line:
         with self._lock:
             if not self._durations:
                 return None
-            each = sum(self._durations) / len(self._durations)
+            each = sum(self._durations) / len(self._durations) / self._seats
             rest = max(0.0, each - (time.monotonic() - self._first_since))
             return STEP_S * max(1, round((rest + each * (place - 1)) / STEP_S))

@@ -11,16 +11,18 @@ import ipaddress
 import json
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from ..errors import BadRequest, SpecdemoError
-from ..models.loading import Pair
 from ..models.names import AUTO, NONE
 from ..plan.choose import Plan, bars
-from ..plan.load import Planned, load_fitting, plan_here
 from ..presets import PRESETS
 from .assets import escaped, strings
+
+if TYPE_CHECKING:
+    from ..models.loading import Pair
+    from ..plan.load import Planned
 
 OTHER = "other"
 PRECISIONS: Mapping[str, tuple[str, str]] = {
@@ -37,7 +39,7 @@ _LONGEST_REQUEST, _LONGEST_NAME = 3000, 1000
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 _log = logging.getLogger(__name__)
 
-Load = Callable[[Callable[[str, float], None]], Pair]
+Load: TypeAlias = "Callable[[Callable[[str, float], None]], Pair]"
 
 
 class Switcher(Protocol):
@@ -161,6 +163,18 @@ class Models:
         if pair is None or pair.plan is None:
             return {}
         return {name: load.target_weights + load.draft_weights for name, load in pair.plan.loads.items()}
+
+
+def load_fitting(**wanted: Any) -> Pair:
+    from ..plan import load  # here, since a page whose lanes are servers' has no need of torch
+
+    return load.load_fitting(**wanted)
+
+
+def plan_here(**wanted: Any) -> Planned:
+    from ..plan import load
+
+    return load.plan_here(**wanted)
 
 
 def _planned_load(wanted: Mapping[str, Any]) -> Load:

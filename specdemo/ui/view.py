@@ -7,12 +7,15 @@ models or of pixels. The page's script replays the same records, so whatever the
 Records of a race; `k` is the kind, `l` the lane's index in LANES, `t` seconds of that lane's engine time:
 
     race     budget, greedy, prompt: all lanes start empty
-    lane     method, rule (verification: token or block), target, precision, path, device, draft, notes: what runs here
+    lane     method, rule (verification: token or block), target, precision, path, device, draft, notes: what runs here;
+             of a lane that a server decodes also clock ("client") and network (seconds of a trivial request)
     first    x: text of the token drawn by the prefill, s: seconds of its phases [draft, verify, judge]
     round    n: round, j: [[text, fate], ...] of the drafted tokens, x: text of the extra token, e: its kind where the
              round had a draft, s: seconds of its phases, c: the lane's tokens so far; fates are a(ccepted), r(ejected),
              d(iscarded), c(lipped)
     why      what a reader who asks about a token of that round is told: see `why`
+    piece    x: text that arrived in one piece from a server, c: the lane's tokens so far
+    retold   what has arrived in this lane is told again from here, round by round
     cache    what was drafted for the next round while that one was verified: see `speculated`
     numbers  tokens, rounds, tps, ttft, acceptance, alpha, length, hits: the lane's metrics so far, null where undefined
     ratio    v: the speedup so far, null before both lanes have tokens enough; w: where three lanes race, that of the
@@ -20,12 +23,14 @@ Records of a race; `k` is the kind, `l` the lane's index in LANES, `t` seconds o
     same     greedy races only, of the first lane and the last. n: tokens compared, at: null or the index of the first
              difference, a, b: [id, text] of
              both lanes there, gaps: how far apart each lane's target saw their logits, null where one is not among
-             its likeliest, numerics: rounding can explain it, final: both lanes are done, cut: one was stopped
+             its likeliest, numerics: rounding can explain it, final: both lanes are done, cut: one was stopped,
+             served: servers decode, whose precision is not known
     twin     the same fields, of SSD and speculative decoding in a sampled race in which both draw alike
     insight  what the whole race teaches: the fields of `insight.Insight`, the histogram of accepted lengths, and the
              acceptance by position
     ssd      what the lane that drafts while it verifies teaches: the fields of `ssd_insight.SsdInsight`
-    end      why, keep, add: the lane's output is the first `keep` UTF-16 units of what was drawn as kept, then `add`
+    end      why, keep, add: the lane's output is the first `keep` UTF-16 units of what was drawn as kept, then `add`;
+             notes: sentences about how it was told
     failed   message
     done     ok: nothing follows
 
@@ -39,7 +44,21 @@ from dataclasses import asdict
 from typing import Any
 
 from ..errors import BadRequest
-from ..events import Candidate, Committed, Drafted, Event, Failed, Finished, JudgedToken, Prefilled, Started, Verified
+from ..events import (
+    UNTOLD,
+    Arrived,
+    Candidate,
+    Committed,
+    Drafted,
+    Event,
+    Failed,
+    Finished,
+    JudgedToken,
+    Prefilled,
+    Retold,
+    Started,
+    Verified,
+)
 from ..insight import insight
 from ..metrics import Fold, Metrics, first_divergence, logit_gap, speedup
 from ..ssd_insight import SsdFold, ssd_insight
@@ -52,6 +71,9 @@ LANES = ("standard", "speculative", "ssd")
 
 TOKENS_FOR_SPEEDUP = 8
 """Fewer tokens than this in either lane say little about its speed, so a running race shows no speedup yet."""
+
+GHOST = "□"
+"""Stands for a refused draft that a server counts and does not spell out."""
 
 _FATES = {"accepted": "a", "rejected": "r", "discarded": "d", "clipped": "c"}
 
@@ -68,6 +90,7 @@ class _Lane:
         self.tops: list[Sequence[Candidate]] = []  # the target's likeliest at each of them
         self.t = 0.0
         self.exact = False  # float32: greedy lanes must agree
+        self.served = False
         self.residual = False  # a recovered token is drawn from p - q
         self.plain = False  # proposes what the draft model would alone: with equal seeds such lanes draw alike
         self.drafted: Drafted | None = None  # of the round that is not verified yet
@@ -80,6 +103,16 @@ class _Lane:
         self.tokens.append((token.id, token.text))
         self.tops.append(token.top)
         self.shown += token.text
+
+    def arrive(self, event: Arrived) -> None:
+        texts = [event.text] + [""] * len(event.tokens)
+        self.tokens += zip(event.tokens, texts, strict=False)
+        self.tops += [()] * len(event.tokens)
+        self.shown += event.text
+
+    def tell_again(self) -> None:
+        """From its first token on."""
+        self.tokens, self.tops, self.shown, self.drafting_rounds = [], [], "", 0
 
 
 class RaceView:
@@ -105,8 +138,9 @@ class RaceView:
             case Started():
                 lane.started = True
                 lane.exact = event.target_precision == "float32"
+                lane.served = event.clock == "client"
                 lane.plain = _proposes_plainly(event)
-                lane.residual = not self._greedy and event.settings.get("verification") != "block"
+                lane.residual = not (self._greedy or lane.served or event.settings.get("verification") == "block")
                 self._lines.append(record("lane", **where, **_what_runs(event)))
             case Prefilled():
                 lane.commit(event.token)
@@ -123,13 +157,19 @@ class RaceView:
                 self._lines.append(record("why", **where, **why_round(drafted, event, lane.residual)))
                 if event.speculation is not None:
                     self._lines.append(record("cache", **where, **speculated(event)))
+            case Arrived():
+                lane.arrive(event)
+                self._lines.append(record("piece", **where, x=event.text, c=len(lane.tokens)))
+            case Retold():
+                lane.tell_again()
+                self._lines.append(record("retold", **where))
             case Finished():
                 lane.ended, lane.cut = True, event.finish_reason == "cancelled"
                 keep = _common_prefix(lane.shown, event.text)
                 add = event.text[keep:]
-                self._lines.append(
-                    record("end", **where, why=event.finish_reason, keep=_utf16_length(event.text[:keep]), add=add)
-                )
+                notes = {"notes": list(event.notes)} if event.notes else {}
+                length = _utf16_length(event.text[:keep])
+                self._lines.append(record("end", **where, why=event.finish_reason, keep=length, add=add, **notes))
                 lane.shown = event.text
                 del lane.tokens[len(event.token_ids) :]
             case Failed():
@@ -194,6 +234,8 @@ class RaceView:
         count = min(len(standard.tokens), len(subject.tokens))
         if not count:
             return
+        if any(token_id == UNTOLD for lane in (standard, subject) for token_id, _ in lane.tokens[:1]):
+            return  # without ids there is nothing to compare token by token
         ended, cut = standard.ended and subject.ended, standard.cut or subject.cut
         # of lanes that run or were stopped one is ahead: only what both have can be compared
         end = None if ended and not cut else count
@@ -207,6 +249,8 @@ class RaceView:
                 ids = fields["a"][0], fields["b"][0]
                 fields["gaps"] = [significant(logit_gap(lane.tops[at], *ids), 3) for lane in (standard, subject)]
             fields["numerics"] = not (standard.exact and subject.exact)
+        if standard.served or subject.served:
+            fields["served"] = True
         self._lines.append(record(kind, **fields))
 
 
@@ -237,6 +281,7 @@ def _what_runs(event: Started) -> dict[str, Any]:
         "device": event.device,
         "draft": [event.draft, event.draft_precision, event.draft_forward_path] if event.draft else None,
         "notes": list(event.notes),
+        **({"clock": event.clock, "network": significant(event.network_s)} if event.clock == "client" else {}),
     }
 
 
@@ -250,7 +295,8 @@ def _round(lane: _Lane, event: Verified) -> dict[str, Any]:
     for token in event.judged:
         if token.fate == "accepted":
             lane.commit(token)
-    fields: dict[str, Any] = {"j": [[token.text, _FATES[token.fate]] for token in event.judged]}
+    texts = [GHOST if token.id == UNTOLD else token.text for token in event.judged]
+    fields: dict[str, Any] = {"j": [[text, _FATES[t.fate]] for text, t in zip(texts, event.judged, strict=True)]}
     extra: Committed | None = event.extra
     if extra is not None:
         lane.commit(extra)

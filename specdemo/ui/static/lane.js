@@ -21,6 +21,8 @@
     hits: show.share,
   };
 
+  const UNTOLD = "□"; // a refused draft that a server counts and does not spell out
+
   // A token that was not kept takes part in nothing but the looks; a line break in it must not break the line.
   const ghostText = (string) => string.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥");
 
@@ -59,11 +61,15 @@
       this.output.addEventListener("copy", (event) => this.copySelection(event));
     }
 
-    clear() {
+    emptied() {
       this.tokens = []; // {element, text, kept}
-      this.replayed = false;
       this.line = null; // the block that the next token goes to; null: a new one
       this.output.replaceChildren();
+    }
+
+    clear() {
+      this.emptied();
+      this.replayed = false;
       this.placeholder.hidden = false;
       this.runs.replaceChildren();
       this.numbers({});
@@ -97,6 +103,12 @@
         case "first":
           this.add(record.x, "plain", 0, "x");
           break;
+        case "piece":
+          this.add(record.x, "plain", -1, "piece");
+          break;
+        case "retold":
+          this.emptied();
+          break;
         case "round":
           record.j.forEach(([string, fate], place) => this.add(string, FATES[fate], record.n, place));
           if (record.x !== undefined) this.add(record.x, record.e ?? "plain", record.n, "x");
@@ -108,6 +120,7 @@
           this.cut(record.keep);
           if (record.add) this.add(record.add, "plain");
           this.setState(record.why);
+          this.remark(record.notes ?? []);
           break;
         case "failed":
           this.setState("failed");
@@ -121,6 +134,7 @@
       const kept = !GHOSTS.has(fate);
       const attributes = { class: `sd-token sd-${fate}`, "data-fate": fate, "data-round": round, "data-place": place };
       if (!kept) attributes["aria-hidden"] = "true";
+      if (!kept && string === UNTOLD) attributes.class += " sd-untold";
       const element = make("span", attributes, kept ? string : ghostText(string));
       this.tokens.push({ element, text: string, kept });
       if (!this.placeholder.hidden) {
@@ -188,7 +202,19 @@
         const drafter = text(`method_used_${record.method}`);
         this.runs.append(line("drafter_is", record.draft ? `${drafter}: ${model(...record.draft)}` : drafter));
       }
-      for (const note of record.notes) this.runs.append(make("p", { class: "sd-note" }, specdemo.said(note)));
+      const time = record.clock === "client" ? "stat_client_time" : "stat_time";
+      const stat = this.stats.time.parentElement;
+      stat.firstElementChild.textContent = text(time);
+      stat.title = text(`${time}_about`);
+      if (record.clock === "client") {
+        const network = record.network ? " " + text("lane_network", { time: show.seconds(record.network) }) : "";
+        this.runs.append(make("p", { class: "sd-note" }, text("lane_client") + network));
+      }
+      this.remark(record.notes);
+    }
+
+    remark(notes) {
+      for (const note of notes) this.runs.append(make("p", { class: "sd-note" }, specdemo.said(note)));
     }
 
     async copyAll() {

@@ -56,20 +56,29 @@
       return box;
     }
 
+    // A server tells no times of its phases, and neither p nor q.
+    seconds(value) {
+      return value ? show.seconds(value) : "";
+    }
+
+    share(name, value) {
+      return value === null ? null : make("span", { class: "sd-box-note" }, `${name} ${show.percent(value)}`);
+    }
+
     draft(round, k) {
       const source = text(`origin_${round.why?.o ?? "none"}`);
       const origin = round.missed ? text("origin_missed", { source }) : source;
       return [
-        this.name("round_draft", `${origin}, ${show.seconds(round.s[0])}`),
+        this.name("round_draft", [origin, this.seconds(round.s[0])].filter(Boolean).join(", ")),
         ...round.j.map((token, i) => this.box(round, { text: token.text, fate: "drafted" }, i, i,
-          make("span", { class: "sd-box-note" }, `q ${show.percent(round.why?.j[i][3] ?? round.why?.j[i][1])}`))),
+          this.share("q", round.why?.j[i][3] ?? round.why?.j[i][1]))),
         make("div", { class: "sd-box-gap", style: `grid-column: ${k + 2}` }),
       ];
     }
 
     pass(round, k) {
       return [
-        this.name("round_pass", show.seconds(round.s[1])),
+        this.name("round_pass", this.seconds(round.s[1])),
         make("div", { class: "sd-pass" }, text(k ? "round_pass_over" : "round_pass_one", { n: k + 1 })),
       ];
     }
@@ -83,7 +92,7 @@
           make("span", { class: "sd-sign", "aria-hidden": "true" }, SIGNS[token.fate]),
           make("span", { class: "sd-verdict-word" }, text(`fate_${token.fate}`)),
           token.fate === "discarded" || token.fate === "clipped" ? null
-            : make("span", { class: "sd-box-note" }, `p ${show.percent(round.why?.j[i][2] ?? round.why?.j[i][0])}`))),
+            : this.share("p", round.why?.j[i][2] ?? round.why?.j[i][0]))),
         make("div", { class: "sd-verdict sd-verdict-extra", style: `grid-column: ${k + 2}` },
           round.x?.fate === "bonus" ? make("span", { class: "sd-verdict-word" }, text("fate_bonus")) : null),
       ];

@@ -27,7 +27,7 @@
       this.verdict("parted", text(`${this.kind}_parts`, { at: record.at + 1, a: token(record.a), b: token(record.b) }));
       const [a, b] = (record.gaps ?? []).map((gap) => gap?.toFixed(3));
       if (a !== undefined && b !== undefined) this.element.append(" ", text("same_gap", { a, b }));
-      this.element.append(" ", text(record.numerics ? "same_numerics" : `${this.kind}_bug`));
+      this.element.append(" ", text(record.served ? "same_served" : record.numerics ? "same_numerics" : `${this.kind}_bug`));
     }
 
     verdict(same, sentence) {

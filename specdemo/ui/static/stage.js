@@ -5,7 +5,7 @@
   const { make, text, show, Lane, Story } = specdemo;
 
   const LANES = ["standard", "speculative", "ssd"]; // the last one only where SSD runs, beside what it has to beat
-  const DRAWN = new Set(["lane", "first", "round", "why", "cache", "numbers", "ratio", "same", "twin", "end", "failed"]);
+  const DRAWN = new Set(["lane", "first", "piece", "retold", "round", "why", "cache", "numbers", "ratio", "same", "twin", "end", "failed"]);
   const LEGEND = ["accepted", "rejected", "discarded", "recovered", "bonus", "clipped", "plain"];
 
   class Stage {
@@ -34,6 +34,7 @@
       this.cache = new specdemo.CacheTree(seek);
       this.timeline = new specdemo.Timeline(seek);
       this.lessons = new specdemo.Lessons(raceWith && ((draftLength) => raceWith(this.story.prompt, draftLength)));
+      this.clockNote = make("p", { class: "sd-clock-note" }, text("clock_note"));
       this.banner = make("div", { class: "sd-banner", hidden: true });
       this.recorded = make("div", { class: "sd-recorded", hidden: true });
       this.spoken = make("div", { class: "sd-spoken", role: "log", "aria-live": "polite" }); // for those who do not see the race
@@ -61,7 +62,7 @@
             make("label", { class: "sd-switch" }, onlyKept, make("span", {}, text("only_kept"))),
             make("p", { class: "sd-fine" }, text("why_hint")))),
         this.after,
-        make("p", { class: "sd-clock-note" }, text("clock_note")),
+        this.clockNote,
         this.why.element,
         this.why.spoken);
       root.append(this.element);
@@ -108,6 +109,8 @@
     // Records that came while the race runs.
     show(records) {
       for (const record of records) this.story.add(record);
+      const about = records.find((record) => record.k === "lane");
+      if (about) this.clockNote.textContent = text(about.clock === "client" ? "clock_note_served" : "clock_note");
       if (records.some((record) => record.k === "lane")) this.arrange();
       this.lanes.forEach((lane, index) => {
         lane.draw(records.filter((record) => record.l === index));
@@ -267,7 +270,10 @@
     }
 
     waitText(record) {
-      if (record.why === "line") return record.place > 1 ? text("wait_line", record) : text("wait_line_next");
+      if (record.why === "line") {
+        const place = record.place > 1 ? text("wait_line", record) : text("wait_line_next");
+        return record.seconds ? `${place} ${text("wait_line_seconds", record)}` : place;
+      }
       return text(`wait_${record.why}`) + (record.message ? ` ${specdemo.said(record.message)}` : "");
     }
   }

@@ -34,6 +34,11 @@
       if (record.k === "insight" || record.k === "ssd") this[record.k] = record;
       if (record.l === undefined) return;
       const lane = this.lanes[record.l];
+      if (record.k === "retold") {
+        lane.records = lane.records.filter((known) => known.k === "lane");
+        lane.rounds = [];
+        return;
+      }
       lane.records.push(record);
       const before = lane.rounds.at(-1);
       switch (record.k) {

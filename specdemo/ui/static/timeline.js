@@ -212,7 +212,7 @@
       const parts = round.s.map((seconds, phase) => (seconds > 0 ? `${text(`phase_${PHASES[phase]}`)} ${show.seconds(seconds)}` : null)).filter(Boolean);
       if (round.cache) parts.push(text("timeline_cache", { time: show.seconds(round.cache.b[0]), hidden: show.percent(round.cache.d) }));
       const name = round.n ? text("timeline_round", { n: round.n }) : text("round_title_first");
-      this.detail.textContent = `${text(`lane_short_${LANES[lane]}`)}, ${name}: ${parts.join(", ")}; ${text("timeline_tokens", { n: round.c - (rounds[index - 1]?.c ?? 0) })}`;
+      this.detail.textContent = `${text(`lane_short_${LANES[lane]}`)}, ${name}: ${parts.length ? `${parts.join(", ")}; ` : ""}${text("timeline_tokens", { n: round.c - (rounds[index - 1]?.c ?? 0) })}`;
     }
   }
 

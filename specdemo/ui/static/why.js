@@ -91,6 +91,7 @@
     }
 
     show(token, index) {
+      if (token.dataset.place === "piece") return this.tellPiece(token);
       const round = this.story().round(index, Number(token.dataset.round));
       if (token.dataset.round === undefined || !round?.why) return;
       this.mark(null);
@@ -114,9 +115,28 @@
       this.place();
     }
 
+    // Text of which a server has told no round.
+    tellPiece(token) {
+      this.mark(null);
+      this.mark(token);
+      this.anchor = token;
+      this.summary = `${visible(token.textContent)}. ${text("why_piece")}`;
+      this.content.replaceChildren(
+        make("header", { class: "sd-why-head" }, make("span", { class: "sd-token sd-plain sd-why-token", dir: "auto" }, visible(token.textContent))),
+        make("p", { class: "sd-why-sentence" }, text("why_piece")));
+      this.element.hidden = false;
+      this.place();
+    }
+
+    // A token of a lane whose server tells neither p nor q.
+    untold(fate) {
+      return { sentence: `${text(`fate_${fate}_about`)}. ${text("why_served")}`, rest: [] };
+    }
+
     // A token that was drafted: [p, q, raw p, raw q, acceptance probability, draw, target's top, drafter's top].
     judged(round, place, fate) {
       const [p, q, rawP, rawQ, acceptance, draw, targetTop, draftTop] = round.why.j[place];
+      if (p === null) return this.untold(fate);
       const greedy = this.story().greedy;
       const block = this.story().lanes[this.story().subject].about?.rule === "block";
       const rule = JUDGED.has(fate) ? (block ? "_block" : greedy ? "_greedy" : "") : "";
@@ -140,6 +160,7 @@
     // A token drawn from the target: [p, raw p, top].
     drawn(round, fate) {
       const [p, rawP, top] = round.why.x;
+      if (p === null) return this.untold(fate);
       const kept = round.j.filter((token) => token.fate === "accepted").length;
       const rule = fate === "recovered" && !round.why.r ? (this.story().greedy ? "_greedy" : "_block") : "";
       const sentence = text(fate === "plain" && !round.n ? "why_first" : `why_${fate}${rule}`, { k: round.j.length });
