@@ -59,10 +59,13 @@ def rebuilt(sizes: Sequence[int], told: Speculation) -> tuple[list[Step], bool]:
         if accepted:
             raise Unfit("it reports steps and sent no tokens")
         return [], True
-    for together in (False, True):
-        search = _Search(ends, [n + 1 for n in accepted], together)
-        if ways := search.ways(1, 0):
+    for together, cut in ((False, True), (True, False), (True, True)):
+        search = _Search(ends, [n + 1 for n in accepted], together, cut)
+        ways = search.ways(1, 0)
+        if ways == 1 or (ways and not together):
             return search.steps(accepted, drafted), ways == 1
+        if ways:
+            raise Unfit("its pieces hold several steps each, and more than one reading fits")
     if search.states > MOST_STATES:
         raise Unfit("the answer is too long to be put together again")
     raise Unfit("its steps do not add up to its tokens")
@@ -86,10 +89,10 @@ def _checked(told: Speculation) -> tuple[tuple[int, ...], tuple[int, ...]]:
 class _Search:
     """Where steps of known lengths lie among the tokens. A state is (position, steps placed); a way on is a token of
     its own or the next step, which may be cut by the end of the answer if it is the last one. `together`: whether a
-    chunk may hold several steps."""
+    chunk may hold several steps; `cut`: whether the last step may be cut."""
 
-    def __init__(self, ends: Sequence[int], lengths: Sequence[int], together: bool) -> None:
-        self._together = together
+    def __init__(self, ends: Sequence[int], lengths: Sequence[int], together: bool, cut: bool) -> None:
+        self._together, self._cut = together, cut
         self._total = ends[-1]
         self._chunk_of = [0] * self._total
         self._end_of = [0] * self._total
@@ -141,7 +144,7 @@ class _Search:
         end = at + self._lengths[step]
         if end == self._end_of[at] or (self._together and end < self._end_of[at]):
             return end
-        last = step + 1 == len(self._lengths)
+        last = self._cut and step + 1 == len(self._lengths)
         return self._total if last and end > self._total == self._end_of[at] else None
 
     def steps(self, accepted: Sequence[int], drafted: Sequence[int]) -> list[Step]:

@@ -33,12 +33,14 @@ def token_texts(ids: Sequence[int], text: str, spellings: Mapping[int, str]) -> 
     if any(id not in spellings for id in known):
         return None
     words = [spellings[id] for id in known]
+    possible = False
     for spelled in (_byte_level, _pieces):
         texts = _decoded([spelled(word) for word in words])
         for added in (texts, _without_first_space(texts)):
             if (cut := _cut(added, text)) is not None:
                 return cut + [""] * (len(ids) - len(cut))
-    if len(known) == len(ids):
+            possible = possible or text.startswith("".join(added))
+    if not possible or len(known) == len(ids):
         raise Disagreement
     return None
 
