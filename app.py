@@ -11,7 +11,15 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import NoReturn
+from contextlib import redirect_stdout
+from functools import partial
+from io import StringIO
+from typing import Any, NoReturn
+
+from specdemo.ui.serving import is_public, on_spaces, on_zerogpu
+
+if on_zerogpu():
+    import spaces  # first, since it puts an emulation in CUDA's place, and only there
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,27 +29,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from gradio import tunneling
 
-    from specdemo.arena import Arena
+    from specdemo.limits import OWN, PUBLIC
     from specdemo.options import load_pair_from
     from specdemo.ui import page
+    from specdemo.ui.access import AccessLog
 
-    arena = Arena(lambda progress: load_pair_from(options, progress))
-    blocks = page.build(arena, options.device)
+    public = is_public(options)
+    log = AccessLog(sys.stdout if public else None)
+    load, limits = partial(load_pair_from, options), PUBLIC if public else OWN
+    arena: Any
+    if options.servers:  # nothing that knows a model is imported then
+        from specdemo.served.arena import ServedArena
+
+        arena = ServedArena(options.servers, limits)
+    elif on_zerogpu():
+        from specdemo.ui.zerogpu import ZeroGpuArena
+
+        arena = ZeroGpuArena(load, limits, spaces.GPU)
+        arena.load()  # in this thread, where CUDA is emulated, and before the launch, which packs the weights
+    else:
+        from specdemo.arena import Arena
+
+        arena = Arena(load, limits)
+    seats = arena.seats if options.servers else None
+    if on_spaces():
+        os.environ.setdefault("FORWARDED_ALLOW_IPS", "*")  # only the Hub's proxy comes this near: believe its headers
+    blocks = page.build(arena, options.device, public, log, seats)
+    words = StringIO()
     try:
-        _, address, public_address = blocks.launch(
-            server_name=options.host,
-            server_port=options.port,
-            share=options.share,
-            prevent_thread_lock=True,
-            **page.launch_options(),
-        )
+        with redirect_stdout(words if options.share else sys.stdout):  # of the tunnel's troubles we tell ourselves
+            _, address, public_address = blocks.launch(
+                server_name=options.host,
+                server_port=options.port,
+                share=options.share,
+                auth=options.auth,
+                root_path=options.root_path,
+                prevent_thread_lock=True,
+                **page.launch_options(lambda: arena.health, public, log, seats),
+            )
     except OSError:
         print(f"Port {options.port} of {options.host} cannot be used: choose another with --port.", file=sys.stderr)
         return 1
     print(f"specdemo is at {address} (Ctrl-C stops it)", flush=True)
     if public_address:
         print(f"and for anyone, for some days, at {public_address}", flush=True)
-    arena.start_loading()
+    elif options.share:
+        print("No public link could be made: Gradio's tunnel cannot be reached or started here.", flush=True)
+    if options.servers or not on_zerogpu():
+        arena.start_loading()
     try:
         threading.Event().wait()
     finally:
@@ -57,14 +92,22 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    from specdemo.errors import BadRequest
     from specdemo.options import add_model_arguments
+    from specdemo.served.options import add_served_arguments, servers_from
+    from specdemo.ui.serving import accounts, add_serving_arguments, checked_root_path
 
     parser = _Parser(description="Standard and speculative decoding side by side, on a local page.", allow_abbrev=False)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=7860, help="port to listen on (default: 7860)")
-    parser.add_argument("--share", action="store_true", help="also open a public address through Gradio's tunnel")
+    add_serving_arguments(parser)
+    add_served_arguments(parser)
     add_model_arguments(parser)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    try:
+        options.servers = servers_from(options)
+        options.auth, options.root_path = accounts(options.auth), checked_root_path(options.root_path)
+    except BadRequest as error:
+        parser.error(str(error))
+    return options
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Literal, TypeVar
 
 from . import comparison, methods
@@ -19,13 +20,15 @@ from .comparison import Comparison
 from .errors import BadRequest, ModelUnavailable, SpecdemoError
 from .events import Event, Failed, Prefilled, Started, Verified
 from .failures import failure_message
-from .limits import Limits
+from .limits import OWN, Limits
 from .models.loading import Pair
 from .models.memory import free_memory, ran_out_of_memory
 from .request import RaceRequest, Status, check_size
 from .text import encode_prompt
+from .worker import Hung, Worker
 
 STANDARD, SPECULATIVE, SSD = "standard", "speculative", "ssd"
+HUNG = "A race hung and was given up. The models are being loaded anew: try again in a minute."
 GHOST_SECONDS = 3.0  # a consumer that asks for nothing this long, while another waits, is taken to be gone
 
 Progress = Callable[[str, float], None]
@@ -60,8 +63,8 @@ class Arena:
     """Loads a pair, then serves races one at a time. `load` makes the pair; it is called by `start_loading`. `switch`
     puts another pair in its place."""
 
-    def __init__(self, load: Load, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, load: Load, limits: Limits = OWN) -> None:
+        self.limits = limits
         self._load = load
         self._pair: Pair | None = None
         self._changed = threading.Condition()
@@ -70,6 +73,9 @@ class Arena:
         self._cancel = threading.Event()
         self._switches = 0  # asked for and not ended
         self._ran_out = False
+        self._worker = Worker(limits.hung_seconds)
+        self._hung = False  # a run was given up, and no pair has been loaded since
+        self._one_load = threading.Lock()
 
     # -- models ------------------------------------------------------------------------------------------------
 
@@ -130,11 +136,15 @@ class Arena:
 
     def _attempt(self, load: Load) -> Status:
         """Load and warm up; the status to tell of it. Of a pair that failed nothing is kept."""
+        with self._one_load:
+            return self._load_with(load)
+
+    def _load_with(self, load: Load) -> Status:
         try:
             self._progress("Starting", 0.0)
             pair = load(self._progress)
             self._progress("Warming up", 1.0)
-            methods.warm_up(pair, encode_prompt(pair.tokenizer, "Hello", raw=True))
+            self.warm_up(pair)
         except SpecdemoError as error:
             message = str(error)
         except _Cancelled:
@@ -142,7 +152,7 @@ class Arena:
         except Exception as error:
             message = f"The models could not be loaded ({type(error).__name__}: {error})."
         else:
-            self._pair, self._ran_out = pair, False
+            self._pair, self._ran_out, self._hung = pair, False, False
             return Status("ready", f"{pair.target.name} is ready")
         finally:
             self._cancel.clear()
@@ -181,6 +191,12 @@ class Arena:
                 return Status("busy", "A race is running")
             return self._loading
 
+    @property
+    def health(self) -> Literal["loading", "ready", "busy", "broken"]:
+        """For whoever watches over the process. Broken: no race can run, and none will without help."""
+        state = self.status.state
+        return "broken" if state == "failed" or self._hung else state
+
     # -- races -------------------------------------------------------------------------------------------------
 
     def check(self, request: RaceRequest) -> None:
@@ -199,30 +215,34 @@ class Arena:
         cannot be served. Closing the generator, `stop`, and the limits end the run and release the models.
         """
         self.check(request)
-
-        def lanes(pair: Pair, should_stop: ShouldStop) -> Generator[Event, None, None]:
-            ids = encode_prompt(pair.tokenizer, request.prompt, request.raw)
-            return in_turns(
-                {
-                    lane: methods.run(pair, name, ids, request.settings, lane=lane, should_stop=should_stop)
-                    for lane, name in lanes_of(pair, request.method).items()
-                },
-                smaller=f"load {pair.smaller.plan.described}" if pair.smaller else "use a smaller model",
-                ran_out=self._note_that_memory_ran_out,
-            )
-
-        yield from self._hold(visitor, lanes)
+        yield from self._hold(visitor, partial(self.lanes, request))
 
     def compare(self, request: RaceRequest, visitor: str = "") -> Iterator[Comparison]:
         """Every method that can run, one after the other on the request's prompt; its own method is left aside. Waits,
         refuses and ends like `race`."""
         self.check(request)
+        yield from self._hold(visitor, partial(self.rows, request))
 
-        def rows(pair: Pair, should_stop: ShouldStop) -> Generator[Comparison, None, None]:
-            ids = encode_prompt(pair.tokenizer, request.prompt, request.raw)
-            return comparison.compare(pair, ids, request.settings, should_stop)
+    def lanes(self, request: RaceRequest, pair: Pair, should_stop: ShouldStop) -> Generator[Event, None, None]:
+        """A race's events, for a caller who holds the models. Raises BadRequest before the first."""
+        ids = encode_prompt(pair.tokenizer, request.prompt, request.raw)
+        return in_turns(
+            {
+                lane: methods.run(pair, name, ids, request.settings, lane=lane, should_stop=should_stop)
+                for lane, name in lanes_of(pair, request.method).items()
+            },
+            smaller=f"load {pair.smaller.plan.described}" if pair.smaller else "use a smaller model",
+            ran_out=self._note_that_memory_ran_out,
+        )
 
-        yield from self._hold(visitor, rows)
+    def rows(self, request: RaceRequest, pair: Pair, should_stop: ShouldStop) -> Generator[Comparison, None, None]:
+        """A comparison's rows, likewise."""
+        ids = encode_prompt(pair.tokenizer, request.prompt, request.raw)
+        return comparison.compare(pair, ids, request.settings, should_stop)
+
+    def warm_up(self, pair: Pair) -> None:
+        """Run everything once, so that no race pays for what happens once."""
+        methods.warm_up(pair, encode_prompt(pair.tokenizer, "Hello", raw=True))
 
     def _note_that_memory_ran_out(self) -> None:
         self._ran_out = True
@@ -236,7 +256,7 @@ class Arena:
         try:
             pair = self._ready_pair()  # another one, if it was switched meanwhile
             deadline = time.monotonic() + self.limits.seconds
-            run = start(pair, lambda: lease.stop.is_set() or time.monotonic() > deadline)
+            run = self._worker.steps(start(pair, lambda: lease.stop.is_set() or time.monotonic() > deadline))
             lease.run = run
             for item in run:
                 lease.idle_since = time.monotonic()
@@ -245,8 +265,17 @@ class Arena:
                     if lease.lost:
                         return
                     lease.idle_since = None
+        except Hung:
+            self._load_anew()
+            raise ModelUnavailable(HUNG) from None
         finally:
             self._release(lease)
+
+    def _load_anew(self) -> None:
+        """What a hung run was using is in nobody knows what state, and its thread is lost."""
+        self._hung, self._pair = True, None
+        self._set_loading(Status("loading", HUNG, 0.0))
+        self.start_loading()
 
     def stop(self, visitor: str = "") -> bool:
         """End the visitor's run within one round, with finish reason "cancelled". Whether there was one."""

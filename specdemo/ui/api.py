@@ -14,46 +14,55 @@ from typing import Any
 import gradio as gr
 from gradio.events import api as offer
 
-from ..errors import SpecdemoError
-from ..events import Committed, Event, Failed, Finished, Prefilled, Verified
+from ..errors import BadRequest, SpecdemoError
+from ..events import Arrived, Committed, Event, Failed, Finished, Prefilled, Retold, Verified
 from ..metrics import Fold, first_divergence, speedup, with_baseline
+from .access import facts_of
 from .assets import strings
 from .form import DEFAULTS, race_request
+from .gate import address_of
 from .view import LANES
 
 PARTIAL_S = 2.0
 """A partial result comes at most this often."""
 
-Turn = Callable[[str, Callable[[], Iterator[str]]], Generator[str, None, None]]
+Turn = Callable[[str, Callable[[], Iterator[str]], Mapping[str, Any], str], Generator[str, None, None]]
 
 
 class Calls:
-    """The calls that are under way. `in_turn(visitor, run)` lines a run up, `race` and `check` are the arena's, `stop`
-    ends a visitor's run."""
+    """The calls that are under way. `in_turn(visitor, run, facts, address)` lines a run up, `race` and `check` are the
+    arena's, `stop` ends a visitor's run. one_at_a_time: a program may not call again before its call has ended."""
 
-    def __init__(self, arena: Any, in_turn: Turn, stop: Callable[[str], None]) -> None:
+    def __init__(self, arena: Any, in_turn: Turn, stop: Callable[[str], None], one_at_a_time: bool = False) -> None:
         self._arena = arena
         self._in_turn = in_turn
         self._stop = stop
+        self._one_at_a_time = one_at_a_time
         self._of: dict[str, set[str]] = {}
 
-    def race(self, session: str, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def race(self, session: str, values: Mapping[str, Any], address: str = "") -> Iterator[dict[str, Any]]:
         """The result so far, now and then, and at the end the result. Raises SpecdemoError."""
         request = race_request({**DEFAULTS, **values})
         self._arena.check(request)
-        visitor = f"{session}/{uuid.uuid4().hex}"  # one program may call twice at once
+        if self._one_at_a_time and session in self._of:
+            raise BadRequest(strings()["error_twice"])
+        # a program that may call twice at once is several visitors; otherwise it and its page are one
+        visitor = session if self._one_at_a_time else f"{session}/{uuid.uuid4().hex}"
         self._of.setdefault(session, set()).add(visitor)
         lanes = {name: _Lane() for name in LANES[:2]}
+
+        facts = facts_of("call", request)
 
         def run() -> Iterator[str]:
             with closing(self._arena.race(request, visitor)) as events:
                 for event in events:
                     lanes.setdefault(event.lane, _Lane()).add(event)
                     yield ""
+            facts["tokens"] = sum(len(lane.token_ids) for lane in lanes.values())
 
         try:
             told = time.monotonic()
-            with closing(self._in_turn(visitor, run)) as steps:
+            with closing(self._in_turn(visitor, run, facts, address)) as steps:
                 for _ in steps:
                     if time.monotonic() - told > PARTIAL_S:
                         told = time.monotonic()
@@ -94,6 +103,11 @@ class _Lane:
                         self.token_ids.append(token.id)
                 if event.extra is not None:
                     self._commit(event.extra)
+            case Arrived():
+                self.text += event.text
+                self.token_ids += event.tokens
+            case Retold():
+                self.text, self.token_ids = "", []
             case Finished():
                 self.text, self.token_ids = event.text, list(event.token_ids)
                 self.finish_reason = event.finish_reason
@@ -150,7 +164,7 @@ def register(calls: Calls, **options: Any) -> None:
             "seed": seed,
         }
         try:
-            yield from calls.race(request.session_hash or "", values)
+            yield from calls.race(request.session_hash or "", values, address_of(request))
         except SpecdemoError as error:
             raise gr.Error(str(error), print_exception=False) from None
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import trace
-from ..request import RaceRequest
 from ..errors import BadRequest
 from ..events import Failed, Finished
+from ..request import RaceRequest
 from .assets import LANGUAGES, escaped, strings
 from .export import Recording, as_lines, as_page, read, replayed
 from .form import DEFAULTS

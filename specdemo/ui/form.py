@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..request import RaceRequest
 from ..errors import BadRequest
+from ..request import RaceRequest
 from ..settings import Settings
 from .assets import strings
 

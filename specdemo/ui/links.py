@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..request import RaceRequest
 from ..errors import BadRequest
+from ..request import RaceRequest
 from .assets import strings
 from .form import DEFAULTS, race_request
 

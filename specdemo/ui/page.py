@@ -10,35 +10,35 @@ from __future__ import annotations
 import json
 import logging
 import math
-import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any, Protocol
 
 import gradio as gr
+from starlette.middleware import Middleware
 
+from ..compared import Comparison
+from ..errors import SpecdemoError
+from ..events import Event, Failed, Finished
+from ..limits import OWN, PUBLIC, Limits
 from ..request import RaceRequest
-from ..comparison import Comparison
-from ..errors import BadRequest, SpecdemoError
-from ..events import Event, Failed
-from ..methods import METHODS
 from ..settings import MAX_DRAFT_LENGTH, MAX_FAN_OUT_BUDGET
 from . import api, tools
+from .access import AccessLog, facts_of
 from .assets import script, strings, style
 from .compare import comparison_log
 from .desk import Desk
 from .form import race_request
+from .gate import Gate, address_of
+from .line import Line
 from .models import Models, Switcher
 from .recorded import first_race
 from .records import record
 from .shelf import Kept, Shelf
 from .view import RaceView
-
-LINE_ROOM = 8
-"""Visitors who may wait; one more is told that the line is full."""
 
 UPDATE_S = 1 / 10
 UPDATE_SHARE = 10
@@ -57,6 +57,12 @@ OLD_RACE_S = 5.0
 
 MAX_TOKENS_SLIDER = 512
 
+WAITING_A_SEAT = 24
+"""Visitors who may wait for each race that servers run at once."""
+
+QUEUE_LENGTHS = 4
+"""Gradio itself holds as many events as this many lines have room for: those that will be told that it is full, too."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -74,7 +80,7 @@ class Status(Protocol):
 
 
 class Racer(Switcher, Protocol):
-    """What the page needs of the arena."""
+    """What the page needs of the arena. Where servers decode, nothing is asked of it as a Switcher."""
 
     @property
     def status(self) -> Status: ...
@@ -86,34 +92,6 @@ class Racer(Switcher, Protocol):
     def compare(self, request: RaceRequest, visitor: str = "") -> Iterator[Comparison]: ...
 
     def stop(self, visitor: str = "") -> bool: ...
-
-
-class Line:
-    """Who races, who waits: one at a time, in order of arrival. Thread-safe."""
-
-    def __init__(self, room: int = LINE_ROOM) -> None:
-        self.room = room
-        self._visitors: list[str] = []
-        self._lock = threading.Lock()
-
-    def join(self, visitor: str) -> None:
-        """Raises BadRequest when the visitor is in already or the line is full."""
-        with self._lock:
-            if visitor in self._visitors:
-                raise BadRequest(strings()["error_twice"])
-            if len(self._visitors) > self.room:
-                raise BadRequest(strings()["error_full"].format(room=self.room))
-            self._visitors.append(visitor)
-
-    def place(self, visitor: str) -> int | None:
-        """0 is the one who races, 1 the next; None for someone who left."""
-        with self._lock:
-            return self._visitors.index(visitor) if visitor in self._visitors else None
-
-    def leave(self, visitor: str) -> None:
-        with self._lock:
-            if visitor in self._visitors:
-                self._visitors.remove(visitor)
 
 
 @dataclass
@@ -135,9 +113,10 @@ class _Pace:
 class Page:
     """The handlers of the page, free of Gradio's components."""
 
-    def __init__(self, arena: Racer, line: Line | None = None) -> None:
+    def __init__(self, arena: Racer, line: Line | None = None, log: AccessLog | None = None) -> None:
         self.arena = arena
         self.line = line if line is not None else Line()
+        self._access = log if log is not None else AccessLog()
         self.shelf = Shelf()
         self.desk = Desk(self.shelf, arena.check)
         self._stopped: set[str] = set()  # who pressed Stop while waiting
@@ -159,13 +138,14 @@ class Page:
     def loading(self) -> bool:
         return self.arena.status.state == "loading"
 
-    def race(self, visitor: str, values: Mapping[str, Any]) -> Generator[str, None, None]:
-        """The log of one race, longer at every step. Whatever goes wrong becomes a sentence in it."""
-        yield from self._log(self._race(visitor, values))
+    def race(self, visitor: str, values: Mapping[str, Any], address: str = "") -> Generator[str, None, None]:
+        """The log of one race, longer at every step. Whatever goes wrong becomes a sentence in it. address: where the
+        visitor comes from in the network."""
+        yield from self._log(self._race(visitor, values, address))
 
-    def compare(self, visitor: str, values: Mapping[str, Any]) -> Generator[str, None, None]:
+    def compare(self, visitor: str, values: Mapping[str, Any], address: str = "") -> Generator[str, None, None]:
         """The log of a comparison of all methods, in the same way."""
-        yield from self._log(self._compare(visitor, values))
+        yield from self._log(self._compare(visitor, values, address))
 
     def _log(self, pieces: Iterator[str]) -> Generator[str, None, None]:
         log = record("log", id=uuid.uuid4().hex)
@@ -193,35 +173,55 @@ class Page:
         """The tab was closed."""
         self.stop(visitor)
 
-    def _race(self, visitor: str, values: Mapping[str, Any]) -> Iterator[str]:
+    def _race(self, visitor: str, values: Mapping[str, Any], address: str) -> Iterator[str]:
         request = race_request(values)
         self.arena.check(request)
-        yield from self.in_turn(visitor, lambda: self._lanes(request, visitor))
+        facts = facts_of("race", request)
+        yield from self.in_turn(visitor, lambda: self._lanes(request, visitor, facts), facts, address)
 
-    def _compare(self, visitor: str, values: Mapping[str, Any]) -> Iterator[str]:
+    def _compare(self, visitor: str, values: Mapping[str, Any], address: str) -> Iterator[str]:
         request = race_request(values)
         self.arena.check(request)
-        yield from self.in_turn(visitor, lambda: comparison_log(self.arena.compare(request, visitor)))
+        facts = facts_of("comparison", request)
+        yield from self.in_turn(visitor, lambda: comparison_log(self.arena.compare(request, visitor)), facts, address)
 
-    def in_turn(self, visitor: str, run: Callable[[], Iterator[str]]) -> Generator[str, None, None]:
-        """The pieces of a run once it is the visitor's turn; before that, what the visitor waits for."""
+    def in_turn(
+        self, visitor: str, run: Callable[[], Iterator[str]], facts: Mapping[str, Any], address: str = ""
+    ) -> Generator[str, None, None]:
+        """The pieces of a run once it is the visitor's turn; before that, what the visitor waits for. facts: what the
+        access log is told besides, `what` it is first; the run may add to them."""
         self._replace(visitor)
-        self.line.join(visitor)
+        try:
+            self.line.join(visitor, address)
+        except SpecdemoError:
+            self._access.write(**facts, end="no room")
+            raise
         self._stopped.discard(visitor)
+        came, began, end = time.monotonic(), None, "left"
         try:
             if not (yield from self._wait(visitor)):
+                end = "stopped waiting"
                 yield record("wait", why="stopped") + record("done", ok=False)
                 return
+            began = time.monotonic()
             yield from run()
+            end = "stopped" if visitor in self._stopped else "done"
+        except Exception as error:
+            end = type(error).__name__
+            raise
         finally:
-            self.line.leave(visitor)
+            ran = None if began is None else time.monotonic() - began
+            self.line.leave(visitor, ran)
+            self._access.write(**facts, end=end, waited=(began or time.monotonic()) - came, ran=ran)
 
-    def _lanes(self, request: RaceRequest, visitor: str) -> Iterator[str]:
+    def _lanes(self, request: RaceRequest, visitor: str, facts: dict[str, Any]) -> Iterator[str]:
         events = self.arena.race(request, visitor)
         try:
             settings = request.settings
             view = RaceView(settings.max_new_tokens, settings.greedy, request.prompt)
-            yield from self._draw(events, view, self.shelf.put(visitor, request.prompt))
+            kept = self.shelf.put(visitor, request.prompt)
+            yield from self._draw(events, view, kept)
+            facts["tokens"] = sum(len(event.token_ids) for event in kept.events if isinstance(event, Finished))
         finally:
             if isinstance(events, Generator):
                 events.close()  # now, not when it is collected: the models are free from here on
@@ -243,7 +243,8 @@ class Page:
             if status.state == "loading":
                 word = record("wait", why="loading", message=status.message)
             elif place:
-                word = record("wait", why="line", place=place)
+                seconds = self.line.expected_wait(place)
+                word = record("wait", why="line", place=place, **({} if seconds is None else {"seconds": seconds}))
             else:
                 return True
             if word != told or time.monotonic() - told_at > SIGN_OF_LIFE_S:
@@ -269,10 +270,16 @@ def _examples() -> list[dict[str, str]]:
     return [json.loads(line) for line in lines]
 
 
-def build(arena: Racer, device: str = "auto") -> gr.Blocks:
-    """The page over an arena whose models may still be loading. device: where other models are put, as `--device`."""
-    text, page, models = strings(), Page(arena), Models(arena, device)
-    calls = api.Calls(arena, page.in_turn, page.stop)
+def build(
+    arena: Racer, device: str = "auto", public: bool = False, log: AccessLog | None = None, seats: int | None = None
+) -> gr.Blocks:
+    """The page over an arena whose models may still be loading. device: where other models are put, as `--device`.
+    public: strangers reach it. seats: servers decode, and so many races run at once; what a server decides for itself
+    is then not asked, and there are no models to put in place."""
+    served, limits = seats is not None, limits_of(public, seats)
+    line = Line(limits.waiting, limits.waiting_an_address, seats or 1)
+    text, page = strings(), Page(arena, line, log)
+    calls = api.Calls(arena, page.in_turn, page.stop, one_at_a_time=public)
     head = f"<script>\n{script()}\n</script>"
 
     def drawn(value: str, mount: str, act: str = "() => trigger('pick')", **options: Any) -> gr.HTML:
@@ -300,20 +307,25 @@ def build(arena: Racer, device: str = "auto") -> gr.Blocks:
                     race = gr.Button(text["race"], variant="primary", elem_id="race-button", scale=3, min_width=120)
                     stop = gr.Button(text["stop"], elem_id="stop-button", scale=1, min_width=80)
             with gr.Column(scale=4, elem_id="settings", min_width=300):
-                fields = _settings(text)
-        panel = drawn(models.first(False), "specdemo.mountModels", tools.acts(tools.MODEL_ACTS), elem_id="models")
+                fields = _settings(text, min(MAX_TOKENS_SLIDER, limits.max_new_tokens), served)
+        if not served:
+            models = Models(arena, device)
+            panel = drawn(models.first(False), "specdemo.mountModels", tools.acts(tools.MODEL_ACTS), elem_id="models")
         drawn("", "specdemo.mountGuide", elem_id="guide")
         stage = drawn(first_race(), "specdemo.mountStage", elem_id="stage")
         usual = page.desk.usual(("prompt", *fields))
         share = drawn(usual, "specdemo.mountShare", tools.acts(tools.SHARE_ACTS), elem_id="share")
-        compare = drawn("", "specdemo.mountCompare", tools.acts(tools.COMPARE_ACTS), elem_id="compare")
+        compare = drawn(
+            "", "specdemo.mountCompare", tools.acts(tools.COMPARE_ACTS), elem_id="compare", visible=not served
+        )
         timer = gr.Timer(0.5)
 
         fields = {"prompt": prompt, **fields}
         names = list(fields)
 
         def run(request: gr.Request, *values: Any) -> Iterator[str]:
-            yield from page.race(request.session_hash or "", dict(zip(names, values, strict=False)))
+            asked = dict(zip(names, values, strict=False))
+            yield from page.race(request.session_hash or "", asked, address_of(request))
 
         def halt(request: gr.Request) -> None:
             page.stop(request.session_hash or "")
@@ -326,7 +338,7 @@ def build(arena: Racer, device: str = "auto") -> gr.Blocks:
             return page.status(), gr.Timer(active=page.loading())
 
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        racing: dict[str, Any] = {"concurrency_limit": LINE_ROOM + 2, "concurrency_id": "race"}
+        racing: dict[str, Any] = {"concurrency_limit": limits.waiting + (seats or 1) + 1, "concurrency_id": "race"}
         starts = [race.click, prompt.submit]
         gr.on(starts, None, js="() => specdemo.begin()", **quiet)
         raced = gr.on(
@@ -340,7 +352,8 @@ def build(arena: Racer, device: str = "auto") -> gr.Blocks:
         ).then(None, js="() => specdemo.finished()", **quiet)
         api.register(calls, **racing)
         tools.wire(page, blocks, share, compare, stage, fields, quiet, racing)
-        tools.wire_models(models, blocks, panel, timer, raced, quiet)
+        if not served:
+            tools.wire_models(models, blocks, panel, timer, raced, quiet)
         chosen = [fields["method"], fields["temperature"]]
         gr.on([field.change for field in chosen], None, chosen, js="(...chosen) => specdemo.choose(...chosen)", **quiet)
         stop.click(halt, None, None, queue=False, **quiet)
@@ -351,12 +364,28 @@ def build(arena: Racer, device: str = "auto") -> gr.Blocks:
         )
         gr.on([blocks.load, timer.tick], tick, None, [status, timer], queue=False, **quiet)
         blocks.unload(leave)
-    blocks.queue(max_size=4 * LINE_ROOM, api_open=False, default_concurrency_limit=2)
+    blocks.queue(max_size=QUEUE_LENGTHS * limits.waiting, api_open=False, default_concurrency_limit=2)
     return blocks
 
 
-def _settings(text: Mapping[str, str]) -> dict[str, Any]:
-    """The form beside the prompt: one component for each field of a `RaceRequest`."""
+def limits_of(public: bool, seats: int | None) -> Limits:
+    """What may be taken. Where servers decode, the line is longer: nothing is computed here."""
+    limits = PUBLIC if public else OWN
+    if seats is None:
+        return limits
+    waiting = WAITING_A_SEAT * seats
+    return replace(
+        limits,
+        waiting=waiting,
+        waiting_an_address=limits.waiting_an_address if public else waiting + seats,
+        connections=max(limits.connections, 4 * waiting),
+    )
+
+
+def _settings(text: Mapping[str, str], most_tokens: int, served: bool) -> dict[str, Any]:
+    """The form beside the prompt: one component for each field of a `RaceRequest`. Where servers decode, those that
+    they decide for themselves are hidden; only llama.cpp's takes a draft length with each request."""
+    names = ["speculative"] if served else _method_names()
 
     def labels(name: str) -> dict[str, Any]:
         return {"label": text[f"{name}_label"], "info": text.get(f"{name}_info")}
@@ -365,9 +394,10 @@ def _settings(text: Mapping[str, str]) -> dict[str, Any]:
         return [(text[f"{name}_{value}"], value) for value in values]
 
     fields: dict[str, Any] = {}
-    methods = choices("method", *(name for name in METHODS if name != "standard"))
+    own = {"visible": not served}
     with gr.Row():
-        fields["method"] = gr.Radio(methods, value="speculative", scale=3, min_width=280, **labels("method"))
+        methods = choices("method", *names)
+        fields["method"] = gr.Radio(methods, value="speculative", scale=3, min_width=280, **own, **labels("method"))
         fields["seed"] = gr.Number(0, precision=0, minimum=0, scale=0, min_width=96, **labels("seed"))
     with gr.Column(elem_id="ssd-settings"):  # shown by the style, while SSD is chosen
         with gr.Row():
@@ -383,17 +413,16 @@ def _settings(text: Mapping[str, str]) -> dict[str, Any]:
             fallbacks = choices("fallback", "draft-model", "prompt-lookup")
             fields["fallback"] = gr.Radio(fallbacks, value="draft-model", min_width=180, **labels("fallback"))
     with gr.Row():
-        fields["draft_length"] = gr.Slider(0, MAX_DRAFT_LENGTH, 5, step=1, min_width=180, **labels("draft_length"))
-        fields["max_new_tokens"] = gr.Slider(
-            8, MAX_TOKENS_SLIDER, 128, step=8, min_width=180, **labels("max_new_tokens")
-        )
+        length = labels("draft_length") | ({"info": text["draft_length_served_info"]} if served else {})
+        fields["draft_length"] = gr.Slider(0, MAX_DRAFT_LENGTH, 5, step=1, min_width=180, **length)
+        fields["max_new_tokens"] = gr.Slider(8, most_tokens, 128, step=8, min_width=180, **labels("max_new_tokens"))
     with gr.Row():
         fields["temperature"] = gr.Slider(0, 2, 0, step=0.05, min_width=180, **labels("temperature"))
         fields["top_p"] = gr.Slider(0.05, 1, 1, step=0.05, min_width=180, **labels("top_p"))
     with gr.Accordion(text["advanced"], open=False, elem_id="advanced"):
         verifications = choices("verification", "token", "block")
-        fields["verification"] = gr.Radio(verifications, value="token", **labels("verification"))
-        fields["adaptive"] = gr.Checkbox(False, **labels("adaptive"))
+        fields["verification"] = gr.Radio(verifications, value="token", **own, **labels("verification"))
+        fields["adaptive"] = gr.Checkbox(False, **own, **labels("adaptive"))
         with gr.Row():
             fields["top_k"] = gr.Number(0, precision=0, minimum=0, min_width=130, **labels("top_k"))
             fields["min_p"] = gr.Number(0, minimum=0, maximum=1, step=0.05, min_width=130, **labels("min_p"))
@@ -406,8 +435,21 @@ def _settings(text: Mapping[str, str]) -> dict[str, Any]:
     return fields
 
 
-def launch_options() -> dict[str, Any]:
-    """What `Blocks.launch` takes besides address and port: the look, and off with every service that is not wanted."""
+def _method_names() -> list[str]:
+    from ..methods import METHODS
+
+    return [name for name in METHODS if name != "standard"]
+
+
+def launch_options(
+    health: Callable[[], str] = lambda: "ready",
+    public: bool = False,
+    log: AccessLog | None = None,
+    seats: int | None = None,
+) -> dict[str, Any]:
+    """What `Blocks.launch` takes besides address and port: the look, off with every service that is not wanted, and the
+    gate before all routes. health: the arena's."""
+    limits = limits_of(public, seats)
     font = ["Inter", "ui-sans-serif", "system-ui", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
     theme = gr.themes.Base(
         primary_hue="emerald",
@@ -429,4 +471,17 @@ def launch_options() -> dict[str, Any]:
         "show_error": False,  # our own sentences reach the page through the log; a stranger's traceback should not
         "quiet": True,
         "max_file_size": "1mb",  # nothing here takes a file
+        **({"max_threads": limits.waiting + 4 * (seats or 0)} if seats else {}),  # one for each who races or waits
+        "blocked_paths": ["/"],
+        "app_kwargs": {
+            "middleware": [
+                Middleware(
+                    Gate,  # type: ignore[arg-type]  # Starlette's protocol names its arguments otherwise
+                    limits=limits,
+                    health=lambda: {"state": health()},
+                    public=public,
+                    log=log if log is not None else AccessLog(),
+                )
+            ],
+        },
     }

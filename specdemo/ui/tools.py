@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import gradio as gr
 
 from .desk import Desk
+from .gate import address_of
 from .models import Models, is_local
 
 SHARE_ACTS = ("save_run", "open_run", "copy_link")
@@ -21,7 +22,7 @@ class Handlers(Protocol):
 
     desk: Desk
 
-    def compare(self, visitor: str, values: Mapping[str, Any]) -> Iterator[str]: ...
+    def compare(self, visitor: str, values: Mapping[str, Any], address: str = "") -> Iterator[str]: ...
 
 
 def acts(names: tuple[str, ...]) -> str:
@@ -43,7 +44,8 @@ def wire(
     latter of those that hold the models."""
 
     def compare_all(request: gr.Request, *values: Any) -> Iterator[str]:
-        yield from page.compare(request.session_hash or "", dict(zip(fields, values, strict=False)))
+        asked = dict(zip(fields, values, strict=False))
+        yield from page.compare(request.session_hash or "", asked, address_of(request))
 
     def save_run(request: gr.Request, wanted: Any) -> str:
         return page.desk.save(request.session_hash or "", wanted)
