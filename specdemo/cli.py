@@ -1,4 +1,4 @@
-"""The command line: `python -m specdemo generate | bench | replay | plan | distill`.
+"""The command line: `python -m specdemo generate | bench | replay | project | plan | distill`.
 
 Standard output holds the result and nothing else; progress, notes and summaries go to standard error. A mistake that
 the user can mend is one line and exit code 2, a run that fails exit code 1, Ctrl-C 130. Commands import what they need
@@ -99,7 +99,7 @@ def _add_generate_arguments(parser: argparse.ArgumentParser) -> None:
         "--method",
         default="speculative",
         metavar="NAME",
-        help="standard, speculative, prompt-lookup or hybrid (default: speculative, "
+        help="standard, speculative, prompt-lookup, hybrid or ssd (default: speculative, "
         "which is prompt-lookup where there is no draft model)",
     )
     parser.add_argument("--json", action="store_true", help="print the run's events, one JSON object a line")
@@ -229,7 +229,7 @@ def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods",
         type=_names,
         metavar="A,B",
-        help="standard, speculative, prompt-lookup, hybrid; transformers' own: hf, hf-lookup, hf-assisted "
+        help="standard, speculative, prompt-lookup, hybrid, ssd; transformers' own: hf, hf-lookup, hf-assisted "
         "(default: all of ours that can run, hf, and hf-assisted with a draft for it); standard always runs; "
         "speculative:3 drafts 3 tokens, speculative:adaptive as many as pay",
     )
@@ -399,6 +399,29 @@ def _speed(text: str) -> float:
     return speed
 
 
+# -- project -----------------------------------------------------------------------------------------------------------
+
+
+def _add_project_arguments(parser: argparse.ArgumentParser) -> None:
+    from .projection import MEASURED, PROFILES
+
+    parser.add_argument("file", type=Path, metavar="TRACE", help="lanes of standard, speculative and ssd, one prompt")
+    parser.add_argument(
+        "--profile",
+        default=MEASURED,
+        metavar="NAME",
+        help=f"whose latencies: {', '.join([MEASURED, *PROFILES])} (default: {MEASURED}, in the recording)",
+    )
+
+
+def _project(args: argparse.Namespace) -> int:
+    from .projection import project, table_of
+
+    projection = project(read_trace(args.file), args.profile)
+    print("\n".join(table_of(projection)))
+    return 0 if projection.lanes else FAILED
+
+
 # -- distill -----------------------------------------------------------------------------------------------------------
 
 
@@ -429,13 +452,32 @@ def _plan(args: argparse.Namespace) -> int:
     return command.run(args)
 
 
+# -- serve-plan --------------------------------------------------------------------------------------------------------
+
+
+def _add_serve_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    from .served import command
+
+    command.add_arguments(parser)
+
+
+def _serve_plan(args: argparse.Namespace) -> int:
+    from .served import command
+
+    return command.run(args)
+
+
 COMMANDS = {
     "generate": _Command(
         "Answer a prompt, every drafted token in the colour of its fate.", _add_generate_arguments, _generate
     ),
     "bench": _Command("Measure methods against each other on a suite of prompts.", _add_bench_arguments, _bench),
     "replay": _Command("Print a recorded run.", _add_replay_arguments, _replay),
+    "project": _Command("Tell what SSD would do with a device for each model.", _add_project_arguments, _project),
     "plan": _Command("Tell what fits where, in which precision; nothing is loaded.", _add_plan_arguments, _plan),
+    "serve-plan": _Command(
+        "Tell how to bring up both servers of a served race; nothing is loaded.", _add_serve_plan_arguments, _serve_plan
+    ),
     "distill": _Command("Train a small draft model for a target.", _add_distill_arguments, _distill),
 }
 

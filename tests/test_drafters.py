@@ -22,10 +22,12 @@ from specdemo.drafters.base import Drafter, Proposal
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.hybrid import Hybrid
 from specdemo.drafters.prompt_lookup import LONGEST, POSITION_COST, PRIOR, PRIOR_WEIGHT, PromptLookup
+from specdemo.drafters.ssd import SSD
 from specdemo.engines.speculative import speculative
 from specdemo.metrics import fold
 from specdemo.sampling import Purpose, draw, to_probs, uniform
 from specdemo.settings import Settings
+from specdemo.ssd.helper import LocalHelper
 
 V, CAPACITY = 8, 60
 LETTERS = letters(V)
@@ -62,11 +64,23 @@ def make_reduced(settings: Settings) -> Made:
     return Made(DraftModel(lm, TARGET, settings, CAPACITY), lm)
 
 
+def make_ssd(settings: Settings) -> Made:
+    lm = TableLM(random_table(1, V), context=400)
+    return Made(SSD(LocalHelper(lm, TARGET, settings, CAPACITY, True), lm, TARGET, settings), lm)
+
+
+def make_reduced_ssd(settings: Settings) -> Made:
+    lm = TableLM(random_table(1, V, columns=4), vocab_ids=REDUCED_IDS, context=400)
+    return Made(SSD(LocalHelper(lm, TARGET, settings, CAPACITY, True), lm, TARGET, settings), lm)
+
+
 DRAFTERS: dict[str, Callable[[Settings], Made]] = {
     "prompt lookup": make_prompt_lookup,
     "draft model": make_draft_model,
     "draft model with a reduced vocabulary": make_reduced,
     "hybrid": make_hybrid,
+    "ssd": make_ssd,
+    "ssd with a reduced vocabulary": make_reduced_ssd,
 }
 
 each_drafter = pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS.keys())
@@ -101,7 +115,7 @@ def check(proposal: Proposal, tokens: Sequence[int], draft_length: int) -> None:
     if proposal.logits is not None:
         assert proposal.logits.shape[0] == k
         assert proposal.logits.shape[1] == (V if proposal.vocab_ids is None else len(proposal.vocab_ids))
-    assert proposal.origin in ("model", "lookup", "none")
+    assert proposal.origin in ("model", "lookup", "none", "cache")
     assert (k == 0) == (proposal.origin == "none")
     assert proposal.forwards == (k if proposal.origin == "model" else 0)
 

@@ -52,7 +52,8 @@ from specdemo.text import TokenText
 V = 12
 LETTERS = letters(V)
 FIVE_LETTERS = letters(5)
-METHODS = ["standard", "speculative", "prompt-lookup", "hybrid"]
+METHODS = ["standard", "speculative", "prompt-lookup", "hybrid", "ssd"]
+WITH_DRAFT_MODEL = ("speculative", "hybrid", "ssd")
 each_method = pytest.mark.parametrize("method", METHODS)
 
 COUNTING = chain({}, V)  # 0 1 2 3 4 5 6 7 8 9 10 11 0 1 ...
@@ -379,14 +380,14 @@ def test_pitfall_25_a_closed_generator_releases_the_caches_exactly_once_wherever
             next(events)
         events.close()
         caches = [*target.opened, *draft.opened]
-        assert len(caches) == (0 if after == 0 else 2 if method in ("speculative", "hybrid") else 1)
+        assert len(caches) == (0 if after == 0 else 2 if method in WITH_DRAFT_MODEL else 1)
         assert all(cache.closed == 1 for cache in caches)
 
 
 @each_method
 def test_pitfall_26_a_failing_model_passes_its_error_on_and_leaves_nothing_open(method: str) -> None:
     settings = Settings(max_new_tokens=6, draft_length=2)
-    for failing in ("target", "draft") if method in ("speculative", "hybrid") else ("target",):
+    for failing in ("target", "draft") if method in WITH_DRAFT_MODEL else ("target",):
         for forward in range(3):
             target, draft = TableLM(COUNTING), TableLM(COUNTING)
             (target if failing == "target" else draft).fail_at = forward
@@ -435,7 +436,7 @@ def test_events_are_plain_values_that_pickle(method: str) -> None:
     started = events[0]
     assert isinstance(started, Started)
     assert (started.lane, started.method, started.target, started.notes) == ("left", method, "table", ("a note",))
-    assert started.draft == ("small" if method in ("speculative", "hybrid") else None)
+    assert started.draft == ("small" if method in WITH_DRAFT_MODEL else None)
     assert started.settings["stop"] == ["zz"]
     assert {event.lane for event in events} == {"left"}
 

@@ -20,6 +20,7 @@ from specdemo.drafters.base import Drafter
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.hybrid import Hybrid
 from specdemo.drafters.prompt_lookup import PromptLookup
+from specdemo.drafters.ssd import SSD
 from specdemo.engines.job import Job
 from specdemo.engines.speculative import speculative
 from specdemo.engines.standard import standard
@@ -27,6 +28,7 @@ from specdemo.events import Drafted, Event, Finished, Prefilled, Verified
 from specdemo.models.base import LanguageModel
 from specdemo.models.transformers_lm import TransformersLM
 from specdemo.settings import Settings
+from specdemo.ssd.helper import LocalHelper
 from specdemo.text import TokenText, byte_alphabet
 
 # Models that are tables
@@ -44,6 +46,8 @@ class Call:
 
 class TableLM:
     """`table` [V, V, columns]: logits after (last but one id, last id). Before the first id stands id 0."""
+
+    branching = True
 
     def __init__(self, table: Tensor, name: str = "table", vocab_ids: Tensor | None = None, context: int = 64) -> None:
         self.table = table
@@ -102,8 +106,32 @@ class TableCache:
         self.calls.append(Call("truncate", self.cached, length))
         del self.ids[length:]
 
+    def branches(self, after: Tensor) -> TableBranches:
+        assert not self.closed, "a closed cache branches"
+        assert max(after.tolist()) <= self.cached, "a branch continues what is not cached"
+        return TableBranches(self._lm, [self.ids[:length] for length in after.tolist()], self.capacity - self.cached)
+
     def close(self) -> None:
         self.closed += 1
+
+
+class TableBranches:
+    """Continuations of a `TableCache`, which need room behind it."""
+
+    def __init__(self, lm: TableLM, ids: list[list[int]], room: int) -> None:
+        self._lm, self._ids, self._room = lm, ids, room
+
+    def extend(self, ids: Tensor) -> Tensor:
+        self._room -= len(ids)
+        assert self._room >= 0, "more branches than there is room for"
+        if self._lm.forwards == self._lm.fail_at:
+            raise RuntimeError("the model broke")
+        for branch, id in zip(self._ids, ids.tolist(), strict=True):
+            branch.append(id)
+        return torch.stack([self._lm.table[([0, *branch])[-2], branch[-1]] for branch in self._ids])
+
+    def only(self, branch: int) -> None:
+        self._ids = [self._ids[branch]]
 
 
 def random_table(seed: int, vocab: int, scale: float = 1.5, columns: int | None = None) -> Tensor:
@@ -201,6 +229,9 @@ def drafter_factory(method: str, draft: LanguageModel | None = None) -> Callable
         if method == "prompt-lookup":
             return PromptLookup(job.target.device)
         assert draft is not None
+        if method == "ssd":
+            helper = LocalHelper(draft, job.target, job.settings, job.capacity, job.explain)
+            return SSD(helper, draft, job.target, job.settings)
         kind = {"speculative": DraftModel, "hybrid": Hybrid}[method]
         return kind(draft, job.target, job.settings, job.capacity)
 
@@ -269,7 +300,10 @@ def timeless(events: Sequence[Event]) -> list[Event]:
             case Drafted():
                 plain.append(replace(event, t=0.0, draft_s=0.0))
             case Verified():
-                plain.append(replace(event, t=0.0, verify_s=0.0, judge_s=0.0))
+                ahead = event.speculation and replace(
+                    event.speculation, guessed_s=0.0, built_s=0.0, known_s=0.0, build_s=0.0, hidden_s=0.0
+                )
+                plain.append(replace(event, t=0.0, verify_s=0.0, judge_s=0.0, speculation=ahead))
             case _:
                 plain.append(replace(event, t=0.0))
     return plain

@@ -28,7 +28,8 @@ class SSD:
         self._helper = helper
         self._target = target
         self._lookup = PromptLookup(target.device, SHORTEST_MATCH) if settings.fallback == "prompt-lookup" else None
-        self._room = settings.draft_length * (settings.fan_out_budget + 2)  # positions that branches may need
+        self._longest = settings.draft_length
+        self._room = self._longest * (settings.fan_out_budget + 2)  # positions that branches may need
         self._verifying: int | None = None  # tokens before the draft that is being verified
         self._ready: int | None = None  # row of the draft that was made for what has happened
 
@@ -39,7 +40,7 @@ class SSD:
 
     def propose(self, tokens: Sequence[int], draft_length: int) -> Proposal:
         left = self.model.context_length - len(tokens)
-        proposal = self._next(tokens, min(draft_length, left))
+        proposal = self._next(tokens, min(draft_length, left, self._longest))
         if len(proposal.tokens) and self._room <= left:
             self._helper.speculate(tokens, proposal.tokens.tolist())
             self._verifying = len(tokens)

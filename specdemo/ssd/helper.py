@@ -63,9 +63,10 @@ class Helper(Protocol):
 
 
 def drafts_beside(target: LanguageModel, draft: LanguageModel) -> bool:
-    """Whether a `ProcessHelper` can draft for these models: they compute on the CPU, and this system can fork."""
+    """Whether a `ProcessHelper` can draft for these models: they compute on the CPU, this system can fork, and this
+    process may (one that is itself a daemon may not)."""
     on_cpu = target.device.type == draft.device.type == "cpu"
-    return on_cpu and sys.platform == "linux"
+    return on_cpu and sys.platform == "linux" and not multiprocessing.current_process().daemon
 
 
 class _Round:
