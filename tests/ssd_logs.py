@@ -78,6 +78,8 @@ def speculated(event: Event, other: str) -> Event:
             origin = "cache" if number == 2 else "model"
             return replace(event, origin=origin, draft_forwards=forwards, draft_s=0.0002 if number == 2 else 0.001)
         case Verified(round=number, extra=extra) if number in caches and extra is not None:
+            built = caches[number]
+            guesses = tuple(replace(guess, id=extra.id) if guess.taken else guess for guess in built.guesses)
             outcome = event.num_accepted, extra.id
-            return replace(event, outcome=outcome, hit=number == 1, speculation=caches[number])
+            return replace(event, outcome=outcome, hit=number == 1, speculation=replace(built, guesses=guesses))
     return event

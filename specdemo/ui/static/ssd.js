@@ -4,8 +4,6 @@
   "use strict";
   const { make, text, show, visible } = specdemo;
 
-  const OUTCOMES = new Map([[true, ["hit", "✓"]], [false, ["miss", "✗"]], [null, ["over", "·"]]]);
-
   class CacheTree {
     // seek(t): somebody wants to see another round.
     constructor(seek) {
@@ -28,7 +26,7 @@
       this.shown = null;
       this.element.hidden = !rounds.some((round) => round.cache);
       this.squares = new Map(rounds.filter((round) => round.cache).map((round) => {
-        const [kind, sign] = OUTCOMES.get(round.cache.h);
+        const [kind, sign] = round.cache.h ? ["hit", "✓"] : ["miss", "✗"];
         const label = text("tree_round", { n: round.n, outcome: text(`tree_outcome_${kind}`) });
         const square = make("button", { type: "button", class: `sd-hit sd-hit-${kind}`, "aria-label": label, title: label }, sign);
         square.addEventListener("click", () => this.seek(round.t));
@@ -54,7 +52,6 @@
     tell(round) {
       const { cache } = round;
       if (!cache) return text("tree_none");
-      if (!cache.o) return text("tree_over");
       const [kept, string] = cache.o;
       const blanks = { kept, token: visible(string), guesses: cache.f[kept], rank: cache.r === null ? "" : cache.r + 1 };
       const outcome = cache.h ? "tree_hit" : cache.r === null ? "tree_far" : "tree_miss";
@@ -65,12 +62,12 @@
     // What may come after `kept` tokens of the draft: a piece of the trunk, and the guesses that hang on it.
     column(round, kept) {
       const { cache } = round;
-      const reached = cache.o && kept <= cache.o[0];
-      const end = cache.o && kept === cache.o[0];
+      const reached = kept <= cache.o[0];
+      const end = kept === cache.o[0];
       const trunk = kept ? visible(round.j[kept - 1].text) : text("tree_root");
       const guesses = cache.g.filter(([position]) => position === kept);
       const branches = guesses.map(([, string, draft, taken]) => this.branch(string, draft, taken ? "taken" : ""));
-      if (end && cache.h === false) branches.push(this.branch(cache.o[1], null, "missed"));
+      if (end && !cache.h) branches.push(this.branch(cache.o[1], null, "missed"));
       return make("div", { class: "sd-tree-column" },
         make("div", { class: `sd-trunk${reached ? " sd-trunk-kept" : ""}${end ? " sd-trunk-end" : ""}` },
           make("span", { class: "sd-box-text", dir: "auto" }, trunk),
