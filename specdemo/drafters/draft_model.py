@@ -55,15 +55,13 @@ class DraftModel:
         for i in range(draft_length):
             logits = self._cache.extend(feed, keep=1)
             rows.append(logits.clone())
-            scores = self._over_target_ids(logits)
-            seen = [int(token) for token in drafted] if self._settings.repetition_penalty != 1.0 else []
-            context = [*tokens, *seen]
+            context = [*tokens, *map(int, drafted)] if self._settings.repetition_penalty != 1.0 else ()
             if sampled:
-                q = self._distribution(scores, context)[0]
+                q = self._distribution(self._over_target_ids(logits), context)[0]
                 token = draw(q, uniform(self._settings.seed, len(tokens) + i, Purpose.DRAFT, salt))
                 probs.append(q)
             else:
-                token = penalise(scores, self._settings, context).argmax(-1)
+                token = self._likeliest(logits, context)
             drafted.append(token)
             feed = token
             if self._settings.adaptive:
@@ -89,6 +87,12 @@ class DraftModel:
     def _distribution(self, scores: Tensor, context: Sequence[int]) -> Tensor:
         """What is drawn from, [R, V], given the scores of R tokens that may follow `context`."""
         return to_probs(scores, self._settings, context)
+
+    def _likeliest(self, logits: Tensor, context: Sequence[int]) -> Tensor:
+        """The id [1] with the highest of the logits [1, columns]."""
+        if self.model.vocab_ids is not None and self._settings.repetition_penalty == 1.0:
+            return self.model.vocab_ids[logits.argmax(-1)]  # among its own few ids, not the target's many
+        return penalise(self._over_target_ids(logits), self._settings, context).argmax(-1)
 
     def _tensor(self, tokens: Sequence[int]) -> Tensor:
         """An id that the draft model does not have is fed as its last one: at worst the guess is bad."""
