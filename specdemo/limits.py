@@ -19,7 +19,7 @@ class Limits:
     seconds: float = 600.0
     hung_seconds: float = 600.0
     waiting: int = 8
-    waiting_an_address: int = 8
+    waiting_an_address: int = 9
     request_bytes: int = 100_000_000
     connections: int = 1000
 

@@ -1,4 +1,4 @@
-"""The files around the code agree with each other: versions, the container, the Space, the rule about skipped tests."""
+"""The files around the code agree with each other: versions, the Space, the rule about skipped tests."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import specdemo
+from specdemo.presets import EMBEDDED_MODEL
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -38,13 +39,6 @@ def pins(python: str) -> dict[str, str]:
             assert specifier.operator == "==", f"{pin} is no pin"
             found[pin.name] = specifier.version
     return found
-
-
-def instructions(name: str) -> list[tuple[str, str]]:
-    """The Dockerfile's instructions in order, continued lines joined: (keyword, the rest)."""
-    lines = [line for line in read(name).splitlines() if line.strip() and not line.startswith("#")]
-    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
-    return [(line.split(" ", 1)[0], line.split(" ", 1)[1].strip()) for line in joined.splitlines()]
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -82,42 +76,9 @@ def test_the_space_starts_the_tested_page() -> None:
     assert fields["python_version"] in PYTHONS
     assert fields["license"] == "apache-2.0"
     assert (ROOT / fields["app_file"]).is_file()
-
-
-def test_the_container_copies_what_is_there_and_what_it_is_sent() -> None:
-    sent = {line.removeprefix("!") for line in read(".dockerignore").splitlines() if line.startswith("!")}
-    copied: set[str] = set()
-    for keyword, rest in instructions("Dockerfile"):
-        if keyword == "COPY":
-            *sources, _ = [part for part in rest.split() if not part.startswith("--")]
-            copied |= set(sources)
-    assert copied == sent
-    assert [name for name in sorted(copied) if not (ROOT / name).exists()] == []
-    assert {"app.py", "specdemo", "requirements.txt", "constraints.txt"} <= copied
-
-
-def test_the_container_runs_as_a_plain_user_on_the_port_it_checks() -> None:
-    steps = instructions("Dockerfile")
-    keywords = [keyword for keyword, _ in steps]
-    assert ("USER", "1000") in steps
-    made_as_root = steps[: keywords.index("USER")]
-    assert [rest for keyword, rest in made_as_root if keyword in ("RUN", "COPY")] == [
-        "useradd --create-home --uid 1000 user"
-    ]
-    assert all("--chown=1000" in rest for keyword, rest in steps if keyword == "COPY")
-    last = dict(steps)
-    assert last["EXPOSE"] == "7860"
-    assert last["CMD"] == '["python", "app.py", "--host", "0.0.0.0", "--port", "7860"]'
-    assert "127.0.0.1:7860/" in last["HEALTHCHECK"]
-
-
-def test_the_container_holds_the_tested_torch_and_the_model() -> None:
-    steps = instructions("Dockerfile")
-    assert ("ARG", f'TORCH="torch=={pins("3.11")["torch"]}"') in steps
-    assert ("RUN", "python -m specdemo.models.embedded") in steps
-    keywords = [keyword for keyword, rest in steps]
-    cache = next(index for index, (keyword, rest) in enumerate(steps) if keyword == "ENV" and "SPECDEMO_CACHE=" in rest)
-    assert keywords.index("USER") < cache < steps.index(("RUN", "python -m specdemo.models.embedded"))
+    assert len(fields["short_description"]) <= 60  # the Hub's limit
+    assert fields["suggested_hardware"] == "cpu-basic"
+    assert f"  - {EMBEDDED_MODEL}\n" in front_matter
 
 
 SKIPS = """

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from ..drafters.base import Proposal
 from ..errors import HelperLost
 from ..events import Overlap, Speculation
-from ..models.base import LanguageModel
+from ..models.base import LanguageModel, call_between_layers
 from ..settings import Settings
 from .board import Board
 from .cores import Cores
@@ -143,7 +143,7 @@ class ProcessHelper(_Round):
     """A helper in a process forked from this one, so that it has the models without loading them. Linux.
 
     It is told in words through a pipe and answers onto the board. It ends with `close`, with this process, or when it
-    is lost, which raises HelperLost at the next word. While it speculates the target keeps off its processor.
+    is lost, which raises HelperLost at the next word. While it makes drafts the target keeps off its processor.
     """
 
     overlap: Overlap = "process"
@@ -152,6 +152,7 @@ class ProcessHelper(_Round):
         self, model: LanguageModel, target: LanguageModel, settings: Settings, capacity: int, explain: bool
     ) -> None:
         super().__init__(Board(settings, model, target, shared=True), target, explain)
+        self._target = target
         self._cores = Cores()
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
@@ -172,12 +173,14 @@ class ProcessHelper(_Round):
 
     def speculate(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
         self._begin(draft)
+        self.board.busy.fill_(1)
         self._say("speculate", list(tokens), list(draft))
         self._cores.share()
+        call_between_layers(self._target, self._take_back_when_idle)
 
     def settle(self, num_accepted: int, extra: int) -> Settled:
         verified = time.perf_counter()
-        self._cores.take_back()
+        self._take_back()
         self._hear(GUESSES)  # the helper is told nothing before it has chosen
         row, rank = self.board.find(num_accepted, extra)
         known = time.perf_counter()
@@ -191,13 +194,21 @@ class ProcessHelper(_Round):
         return self.take(self.board.fallback, draft_length)
 
     def close(self) -> None:
-        self._cores.take_back()
+        self._take_back()
         if self._process is not None:
             self._process.kill()  # it holds nothing that would have to be put in order
             self._process.join()
             self._process.close()
             self._process = None
             self._pipe.close()
+
+    def _take_back_when_idle(self) -> None:
+        if not self.board.busy:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        call_between_layers(self._target, None)
+        self._cores.take_back()
 
     def _say(self, *words: object) -> None:
         try:

@@ -353,7 +353,7 @@ def build(
         api.register(calls, **racing)
         tools.wire(page, blocks, share, compare, stage, fields, quiet, racing)
         if not served:
-            tools.wire_models(models, blocks, panel, timer, raced, quiet)
+            tools.wire_models(models, blocks, panel, timer, raced, quiet, public)
         chosen = [fields["method"], fields["temperature"]]
         gr.on([field.change for field in chosen], None, chosen, js="(...chosen) => specdemo.choose(...chosen)", **quiet)
         stop.click(halt, None, None, queue=False, **quiet)

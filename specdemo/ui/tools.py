@@ -71,26 +71,35 @@ def wire(
 
 
 def wire_models(
-    models: Models, blocks: gr.Blocks, panel: gr.HTML, timer: gr.Timer, raced: Any, quiet: Mapping[str, Any]
+    models: Models,
+    blocks: gr.Blocks,
+    panel: gr.HTML,
+    timer: gr.Timer,
+    raced: Any,
+    quiet: Mapping[str, Any],
+    public: bool,
 ) -> None:
     """Connect the panel of the models. `timer` runs while models load; `raced`: what follows a race, in which memory
-    may have run out."""
+    may have run out. public: nobody's request is taken for one from this machine."""
     at_once = {"queue": False, "preprocess": False, **quiet}
 
+    def local(request: gr.Request) -> bool:
+        return not public and _local(request)
+
     def shown(request: gr.Request) -> str:
-        return models.state(_local(request))
+        return models.state(local(request))
 
     def preview(request: gr.Request, wanted: Any) -> str:
-        return models.preview(_local(request), wanted)
+        return models.preview(local(request), wanted)
 
     def switch(request: gr.Request, wanted: Any) -> list[Any]:
-        return [models.switch(_local(request), wanted), gr.Timer(active=True)]
+        return [models.switch(local(request), wanted), gr.Timer(active=True)]
 
     def smaller(request: gr.Request) -> list[Any]:
-        return [models.smaller(_local(request)), gr.Timer(active=True)]
+        return [models.smaller(local(request)), gr.Timer(active=True)]
 
     def cancel(request: gr.Request) -> str:
-        return models.cancel(_local(request))
+        return models.cancel(local(request))
 
     panel.preview_models(preview, panel, panel, js="() => specdemo.wantedModels", **at_once)
     panel.switch_models(switch, panel, [panel, timer], js="() => specdemo.wantedModels", **at_once)
