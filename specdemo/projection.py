@@ -122,7 +122,9 @@ def _lanes(events: Iterable[Event]) -> dict[str, list[Event]]:
             "the same prompt with each method and put the files one after the other into one."
         )
     prompts = {started[name].prompt_ids for name in started if started[name].method in LANES}
-    lengths = {event.settings["draft_length"] for event in started.values() if event.method in ("speculative", "ssd")}
+    lengths = {
+        event.settings.get("draft_length") for event in started.values() if event.method in ("speculative", "ssd")
+    }
     if len(prompts) > 1 or len(lengths) > 1:
         raise BadRequest("The lanes answer different prompts or draft differently: record them with the same options.")
     return lanes
@@ -134,7 +136,9 @@ def _measured(lanes: Mapping[str, Sequence[Event]], metrics: Mapping[str, Metric
     speculative = metrics["speculative"]
     verify_s = {**dict(metrics["standard"].forward_s), **dict(speculative.forward_s)}
     ahead = [event.speculation for event in lanes["ssd"] if isinstance(event, Verified) and event.speculation]
-    if not ahead or not speculative.draft_forward_s or any(metrics[method].tpot_s is None for method in LANES):
+    if not (ahead and verify_s and speculative.draft_forward_s) or any(
+        metrics[method].tpot_s is None for method in LANES
+    ):
         raise BadRequest("The recording is too short to tell how long drafts take: ask for more tokens.")
     build_s = median(round.build_s for round in ahead)
     source = "measured in this recording, the draft model on a second device like the target's"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fake_lanes import Script, interleaved
 from race_logs import explained
 
-from specdemo.events import Drafted, Event, Guess, Speculation, Verified
+from specdemo.events import Drafted, Event, Guess, Speculation, Started, Verified
 
 K = 3
 
@@ -50,14 +50,21 @@ def ssd_story(other: str = " other", settings: dict[str, object] | None = None, 
         script.round([(" d", "accepted"), (" e", "accepted"), (" f", "accepted")], " g", "bonus")
         script.round([(" h", "accepted"), (" z", "rejected"), (" z", "discarded")], " i", "recovered")
         lanes.append(script)
-    return [
-        speculated(explained(event, other), other) if event.lane == "ssd" else explained(event, other)
-        for event in interleaved(*[lane.finish() for lane in lanes])
-    ]
+    return [drafted(explained(event, other), other) for event in interleaved(*[lane.finish() for lane in lanes])]
 
 
-def speculated(event: Event, other: str) -> Event:
-    """The same event with what was drafted beside it."""
+def drafted(event: Event, other: str) -> Event:
+    """The same event by a draft model, in turns or ahead of its time."""
+    match event:
+        case Started(lane="speculative"):
+            return replace(event, method="speculative")
+        case Drafted(lane="speculative", tokens=tokens):
+            return replace(event, origin="model", draft_forwards=len(tokens))
+    return ahead(event, other) if event.lane == "ssd" else event
+
+
+def ahead(event: Event, other: str) -> Event:
+    """An event of the SSD lane with what was drafted beside it."""
     caches = {
         1: cache(
             (

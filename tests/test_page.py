@@ -606,6 +606,32 @@ def test_bytes_on_the_wire_grow_with_the_text_not_with_its_square(site: Site, ta
 
 
 @in_browser
+def test_the_settings_of_ssd_are_shown_where_they_matter(site: Site, visit: Callable[[], Tab]) -> None:
+    tab = visit()
+    own, factor = tab.locator("#ssd-settings"), tab.locator("#saguaro-setting")
+    assert not own.is_visible()
+    tab.locator("#settings label", has_text=re.compile("^SSD$")).click()
+    own.wait_for(state="visible")
+    assert not factor.is_visible()  # nothing is drawn at temperature 0
+    temperature = tab.locator("#settings .block", has_text="Temperature").locator("input[type=number]")
+    temperature.fill("0.8")
+    temperature.press("Tab")
+    factor.wait_for(state="visible")
+    budget = own.locator(".block", has_text="Fan-out budget").locator("input[type=number]")
+    budget.fill("8")
+    budget.press("Tab")
+    own.locator("label", has_text="early: geometric").click()
+    own.locator("label", has_text="prompt lookup first").click()
+    race(tab, PROMPT)
+    finish(tab)
+    settings, method = site.arena.requests[-1].settings, site.arena.requests[-1].method
+    assert (method, settings.temperature, settings.fan_out_budget, settings.saguaro) == ("ssd", 0.8, 8, 1)
+    assert (settings.fan_out, settings.fallback) == ("geometric", "prompt-lookup")
+    tab.locator("#settings label", has_text="Draft model").first.click()
+    own.wait_for(state="hidden")
+
+
+@in_browser
 def test_raw_posts_are_checked_as_the_form_is(site: Site) -> None:
     """Private handlers answer anyone who can post: garbage gets a sentence, not a traceback."""
     config = json.load(urllib.request.urlopen(f"{site.url}config"))

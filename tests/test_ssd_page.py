@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from race_logs import log_of, story
 from ssd_logs import ssd_story
 
-from specdemo.events import Event, Started
 from specdemo.ui.assets import strings
 
 if TYPE_CHECKING:
@@ -212,18 +210,31 @@ def test_slower_is_said_as_plainly(stage: OpenStage) -> None:
     assert tab.locator(".sd-ratio-second").get_attribute("data-ratio") == "slower"
 
 
-def sampled() -> list[Event]:
-    return [
-        replace(event, method="speculative") if isinstance(event, Started) and event.lane == "speculative" else event
-        for event in ssd_story(settings={"temperature": 1.0})
-    ]
-
-
 def test_a_sampled_race_says_that_ssd_drew_the_same(stage: OpenStage) -> None:
-    tab = stage(log_of(sampled(), greedy=False))
+    tab = stage(log_of(ssd_story(settings={"temperature": 1.0}), greedy=False))
     said = words(tab, ".sd-verdicts")
     assert "Sampled" in said
     assert "SSD wrote what speculative decoding wrote, token for token: 9 tokens." in said
+
+
+def test_what_is_projected_is_labelled_so_with_its_devices(tab: Tab, log: str) -> None:
+    found = [line for line in map(json.loads, log.splitlines()) if line["k"] == "projection"]
+    card = tab.locator(".sd-projection")
+    assert strings()["projection_label"] in card.inner_text()
+    assert f"within {100 * found[0]['error']:.0f} %" in card.inner_text()
+    for record in found:
+        rows = card.locator(f'[data-profile="{record["profile"]}"] tbody tr')
+        cells = [row.locator("td").all_inner_texts() for row in rows.all()]
+        assert [(cell[0], cell[2]) for cell in cells] == [
+            (str(devices), f"{ratio:.2f}×") for _, _, ratio, devices in record["lanes"]
+        ]
+
+
+def test_a_projection_that_does_not_hold_is_not_shown(stage: OpenStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdemo.projection.GREATEST_ERROR", 0.01)
+    tab = stage(log_of(ssd_story()))
+    assert "Nothing is projected" in tab.locator(".sd-projection").inner_text()
+    assert not tab.locator(".sd-projection table").count()
 
 
 @pytest.mark.parametrize("width", [1280, 390])

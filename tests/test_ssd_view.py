@@ -13,6 +13,7 @@ from ssd_logs import ssd_story
 
 from specdemo.events import Event, Started, Verified
 from specdemo.metrics import fold, speedup
+from specdemo.projection import MEASURED, PROFILES, project
 from specdemo.settings import Settings
 from specdemo.ssd_insight import SsdFold, ssd_insight
 from specdemo.ui.export import Recording, as_lines, as_page, read, replayed
@@ -105,18 +106,47 @@ def test_a_sampled_race_tells_whether_ssd_drew_what_speculative_decoding_drew(
     settings: dict[str, object], told: bool
 ) -> None:
     """With equal seeds they draw alike, unless the settings make them propose differently."""
-    events = [
-        replace(event, method="speculative") if isinstance(event, Started) and event.lane == "speculative" else event
-        for event in ssd_story(settings={**SAMPLED, **settings})
-    ]
-    log = records(events, greedy=False)
+    log = records(ssd_story(settings={**SAMPLED, **settings}), greedy=False)
     assert of(log, "same") == []
     twins = of(log, "twin")
     assert bool(twins) == told
     if told:
         assert twins[-1] == {"k": "twin", "n": 9, "at": None, "final": True, "cut": False}
-    drawn_by_lookup = records(ssd_story(settings=SAMPLED), greedy=False)
-    assert of(drawn_by_lookup, "twin") == []
+
+
+def test_a_lane_beside_it_that_drafts_otherwise_draws_otherwise() -> None:
+    events = [
+        replace(event, method="prompt-lookup") if isinstance(event, Started) and event.lane == "speculative" else event
+        for event in ssd_story(settings=SAMPLED)
+    ]
+    assert of(records(events, greedy=False), "twin") == []
+
+
+def test_a_projection_is_that_of_the_events_and_says_whose_latencies() -> None:
+    events = ssd_story()
+    found = of(records(events), "projection")
+    assert [record["profile"] for record in found] == [MEASURED, *PROFILES]
+    for record in found:
+        expected = project(events, record["profile"])
+        assert record["error"] == pytest.approx(expected.error, rel=1e-2)
+        assert [row[0] for row in record["lanes"]] == list(LANES)
+        assert [row[1] for row in record["lanes"]] == [
+            pytest.approx(1 / lane.tpot_s, rel=1e-3) for lane in expected.lanes
+        ]
+        assert [row[3] for row in record["lanes"]] == [lane.devices for lane in expected.lanes]
+        assert record["lanes"][0][2] == 1.0
+
+
+def test_a_projection_that_does_not_hold_shows_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdemo.projection.GREATEST_ERROR", 0.01)
+    (found,) = of(records(ssd_story()), "projection")
+    assert found["lanes"] == []
+    assert found["error"] > 0.01
+
+
+def test_nothing_is_projected_of_a_race_that_lacks_a_lane() -> None:
+    events = [event for event in ssd_story() if event.lane != "speculative"]
+    assert of(records(events), "projection") == []
 
 
 def test_a_race_of_two_lanes_tells_nothing_of_a_third() -> None:
@@ -151,3 +181,34 @@ def test_the_settings_of_ssd_have_defaults_in_the_form_that_are_those_of_a_run()
     usual = Settings()
     for name in ("fan_out", "fan_out_budget", "saguaro", "fallback"):
         assert DEFAULTS[name] == getattr(usual, name)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_race_that_was_really_run(temperature: float) -> None:
+    """What the engines tell is what the page understands, and what SSD draws is what speculative decoding draws."""
+    from tiny import TableLM, decode, letters, make_job, random_table
+
+    table = random_table(0, 8)
+    target, draft = TableLM(table, context=2000), TableLM(table + random_table(5, 8, scale=0.8), context=2000)
+    settings = Settings(temperature=temperature, max_new_tokens=40, draft_length=3, fan_out_budget=4)
+    events: list[Event] = []
+    for lane in LANES:
+        job = make_job(target, [0, 1, 2], settings, letters(8), lane=lane, method=lane)
+        events += decode(job, lane, draft)
+    log = records(read(as_lines(Recording(events))).events, greedy=temperature == 0.0)
+    caches = of(log, "cache")
+    assert {record["h"] for record in caches} == {True, False}
+    for record in caches:
+        assert sum(taken for _, _, _, taken in record["g"]) == record["h"]
+        assert record["f"] == [sum(kept == place for kept, *_ in record["g"]) for place in range(len(record["f"]))]
+        if record["h"]:
+            (taken,) = [guess for guess in record["g"] if guess[3]]
+            assert taken[:2] == record["o"]
+    hits = {record["n"]: record["h"] for record in caches}
+    drafts = [record for record in of(log, "why") if record["l"] == 2 and record.get("o")]
+    assert [record["o"] == "cache" for record in drafts] == [hits.get(record["n"] - 1, False) for record in drafts]
+    same = of(log, "same" if temperature == 0.0 else "twin")[-1]
+    assert (same["at"], same["n"], same["final"]) == (None, 40, True)
+    (told,) = of(log, "ssd")
+    assert told["hits"] + told["misses"] == len(caches)
+    assert told["against"]["parts"]

@@ -29,6 +29,7 @@ Records of a race; `k` is the kind, `l` the lane's index in LANES, `t` seconds o
     insight  what the whole race teaches: the fields of `insight.Insight`, the histogram of accepted lengths, and the
              acceptance by position
     ssd      what the lane that drafts while it verifies teaches: the fields of `ssd_insight.SsdInsight`
+    projection  what a device for each model would make of it: see `projected`
     end      why, keep, add: the lane's output is the first `keep` UTF-16 units of what was drawn as kept, then `add`;
              notes: sentences about how it was told
     failed   message
@@ -62,6 +63,7 @@ from ..events import (
 from ..insight import insight
 from ..metrics import Fold, Metrics, first_divergence, logit_gap, speedup
 from ..ssd_insight import SsdFold, ssd_insight
+from .projected import projected
 from .records import record, significant
 from .speculated import speculated
 from .why import why_first, why_round
@@ -121,6 +123,7 @@ class RaceView:
     def __init__(self, budget: int, greedy: bool, prompt: str = "") -> None:
         self._lanes = {name: _Lane() for name in LANES}
         self._ssd = SsdFold()
+        self._events: list[Event] = []
         self._greedy = greedy
         self._ratios: dict[str, float | None] = {"v": None}
         self._lines = [record("race", budget=budget, greedy=greedy, prompt=prompt)]
@@ -130,6 +133,7 @@ class RaceView:
         draft is missing: a trace that was edited or cut."""
         lane = self._lanes[event.lane]
         lane.fold.add(event)
+        self._events.append(event)
         if event.lane == LANES[2]:
             self._ssd.add(event)
         lane.t, lane.dirty = event.t, True
@@ -210,7 +214,10 @@ class RaceView:
     def _ssd_insight(self) -> str:
         _, speculative, ssd = self._lanes.values()
         found = ssd_insight(self._ssd, ssd.metrics, speculative.metrics if speculative.started else None)
-        return "" if found is None else record("ssd", **_rounded(asdict(found)))
+        if found is None:
+            return ""
+        told = [record("projection", **fields) for fields in projected(self._events)]
+        return record("ssd", **_rounded(asdict(found))) + "".join(told)
 
     def _numbers(self) -> None:
         for index, lane in enumerate(self._lanes.values()):

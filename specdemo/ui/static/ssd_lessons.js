@@ -65,6 +65,24 @@
     return chart.element;
   };
 
-  specdemo.ssdLessons = (story) => (story.ssd ? [verdict(story.ssd)] : []);
+  // A calculation, and said to be one: set apart from what was measured.
+  const projection = (projections) => {
+    const error = show.percent(projections[0].error);
+    const shown = projections.filter((one) => one.lanes.length);
+    return make("div", { class: "sd-card sd-projection" },
+      make("h2", {}, text("projection_title"), " ", make("span", { class: "sd-projected" }, text("projection_label"))),
+      make("p", { class: "sd-fine" }, text(shown.length ? "projection_about" : "projection_hidden", { error })),
+      make("div", { class: "sd-projections" }, ...shown.map(table)));
+  };
+
+  const table = ({ profile, source, lanes }) =>
+    make("table", { class: "sd-why-figures", "data-profile": profile },
+      make("caption", {}, text(`projection_from_${profile}`, { source })),
+      make("thead", {}, make("tr", {}, make("td", {}), ...["devices", "speed", "ratio"].map((key) => make("th", { scope: "col" }, text(`projection_${key}`))))),
+      make("tbody", {}, ...lanes.map(([method, speed, ratio, devices]) => make("tr", {},
+        make("th", { scope: "row" }, text(`lane_short_${method}`)), ...[show.count(devices), show.speed(speed), show.ratio(ratio)].map((value) => make("td", {}, value))))));
+
+  specdemo.ssdLessons = ({ ssd, projections }) =>
+    (ssd ? [verdict(ssd), projections.length ? projection(projections) : null].filter(Boolean) : []);
   specdemo.ssdCharts = (story) => (story.ssd ? [hitsByFanOut(story.ssd), tokensARound(story.ssd)] : []);
 })(window.specdemo);

@@ -142,6 +142,7 @@
           break;
         case "insight":
         case "ssd":
+        case "projection":
           this.story.add(record);
           break;
         case "done":

@@ -24,6 +24,7 @@
       this.recorded = null; // what a recorded race was recorded with
       this.insight = null;
       this.ssd = null; // what a race with SSD teaches besides
+      this.projections = []; // what a device for each model would make of it
       // rounds: {n, from, t, s, c, j: [{text, fate}], x: {text, fate} or null, missed, why, cache}; round 0 is the prefill
       this.lanes = Array.from({ length: lanes }, () => ({ records: [], rounds: [], about: null }));
     }
@@ -32,6 +33,7 @@
       if (record.k === "race") Object.assign(this, { greedy: record.greedy, prompt: record.prompt ?? "" });
       if (record.k === "recorded") this.recorded = record;
       if (record.k === "insight" || record.k === "ssd") this[record.k] = record;
+      if (record.k === "projection") this.projections.push(record);
       if (record.l === undefined) return;
       const lane = this.lanes[record.l];
       if (record.k === "retold") {
