@@ -327,6 +327,7 @@ class Results:
             },
             "speedup_of_totals": _median(row["speedup_of_totals"] for row in rows),
             **_acceptance(pooled),
+            **_ahead(pooled),
             "cost_ratio": _rounded(pooled.cost_ratio),
             "verify_cost": _rounded(pooled.verify_cost),
             "verify_cost_by_width": {
@@ -442,6 +443,7 @@ COLUMNS = (
     ("tokens/round", "mean_acceptance_length", ".2f"),
     ("accepted", "acceptance_rate", ".0%"),
     ("alpha", "alpha", ".2f"),
+    ("hits", "hit_rate", ".0%"),
     ("draft cost", "cost_ratio", ".3f"),
     ("verify cost", "verify_cost", ".2f"),
 )
@@ -469,6 +471,20 @@ def _acceptance(metrics: Metrics) -> dict[str, Any]:
         "alpha": _rounded(metrics.alpha),
         "mean_acceptance_length": _rounded(metrics.mean_acceptance_length),
         "acceptance_by_position": _rounded(metrics.acceptance_by_position),
+        "hit_rate": _rounded(metrics.hit_rate),
+    }
+
+
+def _ahead(metrics: Metrics) -> dict[str, Any]:
+    """What came of drafts that were made ahead of time; nothing for a method that makes none."""
+    if metrics.hit_rate is None:
+        return {}
+    return {
+        "recall_by_fan_out": {str(fan_out): _rounded(share) for fan_out, share in metrics.recall_by_fan_out},
+        "hit_rate_by_fan_out": {str(fan_out): _rounded(share) for fan_out, share in metrics.hit_rate_by_fan_out},
+        "hidden_share": _rounded(metrics.hidden_share),
+        "tokens_on_hit": _rounded(metrics.tokens_on_hit),
+        "tokens_on_miss": _rounded(metrics.tokens_on_miss),
     }
 
 

@@ -7,6 +7,7 @@ enough for prefill, decoding, verification and rollback: `extend` feeds whatever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor, device, dtype
@@ -55,6 +56,13 @@ class BranchingLM(CachedLM, Protocol):
 def can_branch(model: LanguageModel) -> bool:
     """Whether what `model.open` gives is a `BranchingLM`."""
     return bool(getattr(model, "branching", False))
+
+
+def call_between_layers(model: LanguageModel, call: Callable[[], None] | None) -> None:
+    """Have `call` called between the layers of a model's eager forwards; None: nothing any more. Without effect on a
+    model that does not offer it."""
+    if hasattr(model, "between_layers"):
+        model.between_layers = call
 
 
 class LanguageModel(Protocol):

@@ -13,6 +13,7 @@ Work per forward does not grow with the context, except in attention itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -82,11 +83,7 @@ class LeanLM:
         rotated_heads = (self.groups + 1) * self.num_kv_heads  # queries and keys; values do not rotate
         self.rope = Rope(config, rotated_heads, self.num_kv_heads, self.device, self.dtype)
         self.norm, gain = self.make_norm(state.pop("model.norm.weight"), config.rms_norm_eps)
-        # Packing is C++ on one processor that lets Python run on: as many weights at once as there are processors.
-        with packing(), ThreadPoolExecutor(torch.get_num_threads()) as workers:
-            packed_head = workers.submit(self._pack_head, head, gain)
-            layers = workers.map(lambda index: LeanLayer(self, config, index, state), range(config.num_hidden_layers))
-            self.layers, self.head = list(layers), packed_head.result()
+        self.layers, self.head = self._pack(config, state, head, gain)
         if state:
             raise ValueError(f"{name}: the lean forward has no place for {', '.join(sorted(state)[:3])}")
         self._rotation: Linear | None = None
@@ -99,6 +96,22 @@ class LeanLM:
             self._offset_of = torch.full((self.embedding.shape[0],), len(vocab_ids), device=self.device)
             self._offset_of[vocab_ids] = torch.arange(len(vocab_ids), device=self.device)
         self._pool: list[LeanBuffers] = []
+        self.between_layers: Callable[[], None] | None = None  # see `base.call_between_layers`
+
+    def _pack(
+        self, config: Any, state: dict[str, Tensor], head: Tensor, gain: Tensor | None
+    ) -> tuple[list[LeanLayer], Linear]:
+        """All layers and the head. On the CPU packing is C++ on one processor that lets Python run on: as many weights
+        at once as there are processors. Elsewhere it is one quick copy after the other, in this thread: where a card is
+        emulated, no other thread knows it."""
+        indices = range(config.num_hidden_layers)
+        with packing():
+            if self.device.type != "cpu":
+                return [LeanLayer(self, config, index, state) for index in indices], self._pack_head(head, gain)
+            with ThreadPoolExecutor(torch.get_num_threads()) as workers:
+                packed_head = workers.submit(self._pack_head, head, gain)
+                layers = workers.map(lambda index: LeanLayer(self, config, index, state), indices)
+                return list(layers), packed_head.result()
 
     def _pack_head(self, head: Tensor, gain: Tensor | None) -> Linear:
         return pack_linear(self.reader(head[: self.vocab_size], gain), None, self.precision, "unit")
@@ -153,6 +166,8 @@ class LeanLM:
         rows, rotations = self.embed(ids), self.rope.between(start, start + count)
         for layer, (slots, reaches) in zip(self.layers, buffers.views(start, count), strict=True):
             layer(rows, rotations, slots.copy_, reaches)
+            if self.between_layers is not None:
+                self.between_layers()
         return self.norm(rows)
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Who has which processor while target and helper work at once: the helper the last one, the target all others.
 
 Two processes that are not kept apart take turns on one processor, and a product that is spread over several waits for
-its slowest part. The division holds for a verification only; before and after it the target has them all.
+its slowest part. The division holds only while the helper computes: before, after, and as soon as it has made its
+drafts the target has all processors, in the middle of a pass too.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ class Worker:
 
     def speculate(self, tokens: Sequence[int], draft: Sequence[int]) -> Iterator[None]:
         """Draft for what the verification of `draft` after `tokens` may come to. Stops for a moment when the guesses
-        have been chosen and after each further token; `only` may be called then, or the rest be given up."""
+        have been chosen and after each further token; `only` may be called then, or the rest be given up. The board
+        says when all is done."""
         board = self._board
         board.times[BEGUN] = time.perf_counter()
         guesses = self._speculator.guess(tokens, draft)
@@ -42,6 +43,7 @@ class Worker:
             board.write_step(self._rows, index, self._branching.step())
             board.times[BUILT] = time.perf_counter()
             yield
+        board.busy.fill_(0)
 
     def only(self, row: int) -> None:
         """Of the drafts in the making only this one is needed."""
