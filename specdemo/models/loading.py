@@ -225,10 +225,11 @@ def load_language_model(folder: Path, name: str, keep: Keep, device: torch.devic
 
 
 def _read_weights(folder: Path, device: torch.device) -> dict[str, Tensor]:
-    """Every tensor of the folder's safetensors files, memory-mapped on the CPU."""
+    """Every tensor of the folder's safetensors files, memory-mapped on the CPU, and on a card by torch's own way there:
+    on ZeroGPU that card is emulated, which only torch knows."""
     weights: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        weights.update(load_file(path, device=str(device)))
+        weights.update((name, tensor.to(device)) for name, tensor in load_file(path).items())
     return weights
 
 
