@@ -380,6 +380,17 @@ def test_without_the_flag_pieces_stay_as_they_arrived_and_it_is_said() -> None:
     trace.check(events)
 
 
+def test_a_stop_string_ends_an_answer_without_its_rounds() -> None:
+    with served() as both:
+        lanes = both.race("Count from one to ten.", stop=("3",))
+    for events in lanes.values():
+        assert last(events).finish_reason == "stop"
+        assert last(events).text == "1. 1\n2. 2\n"
+    assert "stop string" in " ".join(last(lanes["speculative"]).notes)
+    assert fold(lanes["speculative"]).tokens == 11
+    assert fold(lanes["standard"]).rounds == 10
+
+
 def test_totals_are_used_where_rounds_are_not_told() -> None:
     with served("summary") as both:
         events = both.race(CODE)["speculative"]

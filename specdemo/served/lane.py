@@ -53,6 +53,10 @@ NO_METRICS = (
     "This server does not tell how its drafts fared (vLLM does when started with --per-request-spec-decode-metrics "
     "detailed): pieces are shown as they arrived."
 )
+STOPPED = (
+    "An answer that a stop string ends comes without a word on its drafts, since vLLM's engine does not see the stop: "
+    "pieces are shown as they arrived."
+)
 TOTALS_ONLY = "This server tells how its drafts fared in total, not round by round: pieces are shown as they arrived."
 BOTH_DRAFT = "The standard server drafts too: start it without speculation, or the comparison says little."
 UNFIT = "What the server tells of its drafts does not fit its answer ({why}): pieces are shown as they arrived."
@@ -254,7 +258,7 @@ class Lane:
     def _tell_speculative(self, spelled: list[str] | None) -> None:
         told = self._last.speculation
         if told is None:
-            self._notes.append(NO_METRICS)
+            self._notes.append(STOPPED if self._finish == "stop" else NO_METRICS)
         elif told.accepted is not None or not (told.steps or told.num_drafted):
             if self._sent_ids:
                 self._by_rounds(told, spelled)
