@@ -10,13 +10,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from typing import Any, NoReturn
 
-from specdemo.ui.serving import is_public, on_spaces, on_zerogpu
+from specdemo.ui.serving import is_public, on_spaces, on_zerogpu, pair_of_space
 
 if on_zerogpu():
     import spaces  # first, since it puts an emulation in CUDA's place, and only there
@@ -30,13 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from gradio import tunneling
 
     from specdemo.limits import OWN, PUBLIC
-    from specdemo.options import load_pair_from
     from specdemo.ui import page
     from specdemo.ui.access import AccessLog
 
     public = is_public(options)
     log = AccessLog(sys.stdout if public else None)
-    load, limits = partial(load_pair_from, options), PUBLIC if public else OWN
+    load, limits = partial(_load, options), PUBLIC if public else OWN
     arena: Any
     if options.servers:  # nothing that knows a model is imported then
         from specdemo.served.arena import ServedArena
@@ -83,6 +82,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for tunnel in tunneling.CURRENT_TUNNELS:  # programs of their own, which would outlive this one
             tunnel.kill()
     return 0
+
+
+def _load(options: argparse.Namespace, progress: Callable[[str, float], None]) -> Any:
+    """The pair that the options name, on a Space that names none the one for its hardware."""
+    import torch
+
+    from specdemo.options import load_pair_from
+
+    if on_spaces() and (options.pair, options.target, options.draft) == (None, "embedded", "auto"):
+        options.pair = pair_of_space(torch.cuda.is_available())
+    return load_pair_from(options, progress)
 
 
 class _Parser(argparse.ArgumentParser):

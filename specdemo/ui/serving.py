@@ -13,6 +13,7 @@ from pathlib import Path
 from ..errors import BadRequest
 
 FROM_ENVIRONMENT = "env:"
+PAIR_VARIABLE = "SPECDEMO_PAIR"
 
 
 def on_spaces(environment: Mapping[str, str] = os.environ) -> bool:
@@ -23,6 +24,12 @@ def on_spaces(environment: Mapping[str, str] = os.environ) -> bool:
 def on_zerogpu(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether that Space borrows its card for each run, by the sign that the package `spaces` itself goes by."""
     return environment.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true")
+
+
+def pair_of_space(has_card: bool, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The pair that a Space runs, which has no command line: the one that its variable names, else on a card the best
+    that fits, else None, the embedded one."""
+    return environment.get(PAIR_VARIABLE) or ("auto" if has_card else None)
 
 
 def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
