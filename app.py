@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.servers:  # nothing that knows a model is imported then
         from specdemo.served.arena import ServedArena
 
-        arena = ServedArena(options.servers, limits)
+        arena = ServedArena(options.servers, limits, options.seats)
     elif on_zerogpu():
         from specdemo.ui.zerogpu import ZeroGpuArena
 

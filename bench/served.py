@@ -3,24 +3,33 @@
     python bench/served.py install FOLDER                      # its own virtual environment, some 4 GB
     python bench/served.py record FOLDER [--out tests/data]    # streams of a standard and a speculative server
     python bench/served.py race FOLDER [--limit 2] [--out FILE]  # our lanes and vLLM's on the same prompts
+    python bench/served.py visitors [--races 200] [--out FILE]   # many at once, through the page; needs no vLLM
 
 The model is the embedded target, as vLLM's own model. Servers run on loopback, one at a time, and no engine runs while
 another is measured. `record` writes one file for each way to start a server: standard, speculative with its metrics
-in detail, in summary and without; these files drive the tests, so CI needs no server. The last line of `race` is JSON.
+in detail, in summary and without; these files drive the tests, so CI needs no server.
+
+`visitors` asks the page for many races at once, twice, against recorded servers. Bounds: every race finishes or is
+refused with a sentence, the page's process takes less than one core, and it holds no more memory after the second time
+than after the first, but for a tenth. The last line of `race` and `visitors` is JSON; exit code 1 where a bound is
+missed.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -88,7 +97,13 @@ def main() -> int:
             command.add_argument("--categories", default="chat,code,grounded", metavar="A,B")
             command.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
             command.add_argument("--out", type=Path, metavar="FILE")
+    visitors_command = commands.add_parser("visitors")
+    visitors_command.add_argument("--races", type=int, default=200)
+    visitors_command.add_argument("--speed", type=float, default=8.0, help="of the recorded streams")
+    visitors_command.add_argument("--out", type=Path, metavar="FILE")
     options = parser.parse_args()
+    if options.part == "visitors":
+        return visitors(options)
     if options.part == "install":
         install(options.folder)
     elif options.part == "record":
@@ -276,6 +291,149 @@ def _medians(metrics: Sequence[Metrics], standard: Sequence[Metrics]) -> dict[st
         "acceptance_rate": round(sum(m.accepted for m in metrics) / drafted, 4) if drafted else None,
         "mean_acceptance_length": round(sum(m.tokens - 1 for m in metrics) / rounds, 3) if rounds else None,
     }
+
+
+# -- visitors ----------------------------------------------------------------------------------------------------------
+
+DATA = ROOT / "tests" / "data"
+FLAT = 1.10
+"""The most that memory may grow from the end of the first wave to the end of the second."""
+
+
+def visitors(options: argparse.Namespace) -> int:
+    """Waves of races through the page, which is a process of its own, as are both servers."""
+    import psutil
+
+    with ExitStack() as stack:
+        urls = [
+            stack.enter_context(_printing_its_address("bench/recorded_server.py", str(DATA / f"vllm-{kind}.json"),
+                                                      "--port", "0", "--speed", str(options.speed)))[1]
+            for kind in ("standard", "detailed")
+        ]  # fmt: skip
+        served = f"standard={urls[0]},speculative={urls[1]}"
+        page, url = stack.enter_context(
+            _printing_its_address("app.py", "--port", str(_free_port()), "--served", served)
+        )
+        process = psutil.Process(page.pid)
+        waves = []
+        for _ in range(2):
+            spent, began, samples = sum(process.cpu_times()[:2]), time.perf_counter(), Samples(process)
+            with samples:
+                ends = asyncio.run(_wave(url.rstrip("/"), options.races))
+            wall = time.perf_counter() - began
+            time.sleep(2.0)
+            print(f"{ends.count('finished')} of {len(ends)} finished in {wall:.0f} s", file=sys.stderr, flush=True)
+            waves.append(
+                {
+                    "races": options.races,
+                    "finished": ends.count("finished"),
+                    "refused": sorted({end for end in ends if end.startswith("refused: ")}),
+                    "refused_count": sum(end.startswith("refused: ") for end in ends),
+                    "otherwise": sorted({end for end in ends if not end.startswith(("finished", "refused: "))}),
+                    "seconds": round(wall, 1),
+                    "cores": round((sum(process.cpu_times()[:2]) - spent) / wall, 2),
+                    "most_mib": samples.most >> 20,
+                    "mib_afterwards": process.memory_info().rss >> 20,
+                }
+            )
+    first, second = waves
+    bounds = {
+        "every race finishes or is refused with a sentence": not (first["otherwise"] or second["otherwise"]),
+        "less than one core": max(first["cores"], second["cores"]) < 1.0,
+        "no growth of memory": second["mib_afterwards"] <= FLAT * first["mib_afterwards"],
+    }
+    document = {"part": "visitors", "speed": options.speed, "waves": waves, "bounds": bounds}
+    for name, held in bounds.items():
+        print(f"{'held  ' if held else 'MISSED'} {name}", file=sys.stderr)
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(document))
+    return 0 if all(bounds.values()) else 1
+
+
+class Samples:
+    """The most memory that a process was seen to hold."""
+
+    def __init__(self, process: Any) -> None:
+        self.most = 0
+        self._process = process
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Samples:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.25):
+            self.most = max(self.most, self._process.memory_info().rss)
+
+
+@contextmanager
+def _printing_its_address(script: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """One of our programs while it runs, and the address that its first line tells."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, str(ROOT / script), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        yield process, next(word for word in line.split() if word.startswith("http"))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _wave(url: str, races: int) -> list[str]:
+    """So many visitors who all press Race at once; how it ended for each."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits, trust_env=False) as client:
+        config = (await client.get("/config")).json()
+        return list(await asyncio.gather(*(_visitor(client, config) for _ in range(races))))
+
+
+async def _visitor(client: httpx.AsyncClient, config: Mapping[str, Any]) -> str:
+    from specdemo.ui.assets import strings
+    from specdemo.ui.form import DEFAULTS
+
+    by_id = {component["id"]: component["props"] for component in config["components"]}
+    race = next(
+        dependency
+        for dependency in config["dependencies"]
+        if [by_id[output].get("elem_id") for output in dependency["outputs"]] == ["stage"]
+        and len(dependency["inputs"]) > 5
+    )
+    form = {**DEFAULTS, "prompt": GROUNDED}
+    names = {strings()[f"{name}_label"]: name for name in form}
+    values = [form[names[by_id[id]["label"]]] for id in race["inputs"]]
+    session = uuid.uuid4().hex
+    asked = await client.post(
+        "/gradio_api/queue/join", json={"data": values, "fn_index": race["id"], "session_hash": session}
+    )
+    if asked.status_code != 200:
+        return f"refused: {asked.json().get('detail', asked.status_code)}"
+    log = ""
+    async with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as stream:
+        async for line in stream.aiter_lines():
+            if '"process_completed"' in line:
+                log = json.loads(line.removeprefix("data: "))["output"]["data"][0]
+                break
+    records = [json.loads(line) for line in log.splitlines()]
+    if records and records[-1] == {"k": "done", "ok": True}:
+        ended = [record["why"] for record in records if record["k"] == "end"]
+        return "finished" if len(ended) == 2 else f"ended: {ended}"
+    said = [record["message"] for record in records if record["k"] == "error"]
+    return f"refused: {said[0]}" if said else f"no end: {records[-1:]}"
 
 
 def _figures(row: Mapping[str, Any]) -> list[float | None]:

@@ -26,9 +26,7 @@ from .address import Server
 from .detect import Found, find
 from .faults import ServerFault
 from .lane import Asked, Lane, Patience
-
-SEATS = 8
-"""Races that one server is given at once; more wait their turn."""
+from .options import SEATS
 
 
 class _Race:
