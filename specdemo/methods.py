@@ -45,7 +45,7 @@ METHODS: dict[str, Method] = {
 
 def available(pair: Pair) -> list[str]:
     """Names of the methods that run as themselves with this pair."""
-    return [name for name, method in METHODS.items() if pair.draft is not None or method.fallback is None]
+    return [name for name in METHODS if resolve(pair, name)[0].name == name]
 
 
 def resolve(pair: Pair, name: str) -> tuple[Method, tuple[str, ...]]:

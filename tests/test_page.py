@@ -610,7 +610,7 @@ def test_the_settings_of_ssd_are_shown_where_they_matter(site: Site, visit: Call
     tab = visit()
     own, factor = tab.locator("#ssd-settings"), tab.locator("#saguaro-setting")
     assert not own.is_visible()
-    tab.locator("#settings label", has_text=re.compile("^SSD$")).click()
+    tab.locator("#settings label", has_text=re.compile(r"^\s*SSD\s*$")).click()
     own.wait_for(state="visible")
     assert not factor.is_visible()  # nothing is drawn at temperature 0
     temperature = tab.locator("#settings .block", has_text="Temperature").locator("input[type=number]")
@@ -620,7 +620,7 @@ def test_the_settings_of_ssd_are_shown_where_they_matter(site: Site, visit: Call
     budget = own.locator(".block", has_text="Fan-out budget").locator("input[type=number]")
     budget.fill("8")
     budget.press("Tab")
-    own.locator("label", has_text="early: geometric").click()
+    own.locator("label", has_text="geometrically").click()
     own.locator("label", has_text="prompt lookup first").click()
     race(tab, PROMPT)
     finish(tab)

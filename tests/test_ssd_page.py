@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from race_logs import log_of, story
 from ssd_logs import ssd_story
 
+from specdemo.events import Drafted, Event, Verified
 from specdemo.ui.assets import strings
 
 if TYPE_CHECKING:
@@ -208,6 +210,25 @@ def test_slower_is_said_as_plainly(stage: OpenStage) -> None:
     assert f"a pass of the target takes {1000 * against['pass_s'][0]:.1f} ms instead of" in said
     assert "fewer cores" in said
     assert tab.locator(".sd-ratio-second").get_attribute("data-ratio") == "slower"
+
+
+def test_where_nothing_runs_beside_the_target_the_page_says_so(stage: OpenStage) -> None:
+    """The caches are then built inside the draft phase, before the pass."""
+
+    def before(event: Event) -> Event:
+        if isinstance(event, Drafted) and event.lane == "ssd":
+            return replace(event, draft_s=0.03)
+        if isinstance(event, Verified) and event.speculation:
+            return replace(event, speculation=replace(event.speculation, overlap="none", hidden_s=0.0))
+        return event
+
+    tab = stage(log_of([before(event) for event in ssd_story(pass_s=0.05)]))
+    assert all(bar[0] < bar[1] for bar in extents(tab, "verify"))
+    assert extents(tab, "hidden") == []
+    seek(tab, 0.102)
+    assert strings()["tree_before"].split(",")[0] in words(tab, ".sd-cache .sd-round-story")
+    said = words(tab, ".sd-ssd-card")
+    assert "nothing runs beside the target here" in said
 
 
 def test_a_sampled_race_says_that_ssd_drew_the_same(stage: OpenStage) -> None:

@@ -409,9 +409,9 @@ def _settings(text: Mapping[str, str], most_tokens: int, served: bool) -> dict[s
             )
         with gr.Row():
             rules = choices("fan_out", "likeliest", "geometric", "uniform")
-            fields["fan_out"] = gr.Radio(rules, value="likeliest", min_width=180, **labels("fan_out"))
+            fields["fan_out"] = gr.Radio(rules, value="likeliest", min_width=300, **labels("fan_out"))
             fallbacks = choices("fallback", "draft-model", "prompt-lookup")
-            fields["fallback"] = gr.Radio(fallbacks, value="draft-model", min_width=180, **labels("fallback"))
+            fields["fallback"] = gr.Radio(fallbacks, value="draft-model", min_width=280, **labels("fallback"))
     with gr.Row():
         length = labels("draft_length") | ({"info": text["draft_length_served_info"]} if served else {})
         fields["draft_length"] = gr.Slider(0, MAX_DRAFT_LENGTH, 5, step=1, min_width=180, **length)

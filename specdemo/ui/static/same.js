@@ -8,7 +8,7 @@
     constructor(kind) {
       this.kind = kind;
       this.greedy = undefined;
-      this.element = make("div", { class: "sd-same" });
+      this.element = make("div", { class: `sd-${kind}` });
     }
 
     show(record) {

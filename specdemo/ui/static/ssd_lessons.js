@@ -18,7 +18,8 @@
       tokens: show.decimal(against.round_tokens[0]), plain_tokens: show.decimal(against.round_tokens[1]),
       built: milliseconds(built_s, 1), known: milliseconds(known_s, 1), late: show.percent(late), misses, rounds: hits + misses,
     };
-    const cause = against.cause === "verify" ? `verify_${overlap}` : against.cause;
+    const drafting = against.cause === "wait" || against.cause === "misses";
+    const cause = against.cause === "verify" ? `verify_${overlap}` : drafting && overlap === "none" ? "before" : against.cause;
     return [
       make("strong", {}, text(`ssd_${against.verdict}`, blanks)), " ",
       text(against.saved_s > 0 ? "ssd_saved" : "ssd_not_saved", blanks), " ",

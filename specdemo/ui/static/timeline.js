@@ -137,10 +137,10 @@
           bar(PHASES[phase], at, until, two ? (PHASES[phase] === "draft" ? DRAFTER : TARGET) : WHOLE);
           at = Math.max(at, until);
         });
-        if (!round.cache) return;
+        if (!round.cache || round.cache.p === "none") return; // what does not run beside the target is in the draft
         const begin = round.from + round.s[0];
         const [built, known] = round.cache.b;
-        const hidden = round.cache.p === "none" ? 0 : Math.min(built, known);
+        const hidden = Math.min(built, known);
         bar(HIDDEN, begin, begin + hidden, DRAFTER);
         bar("draft", begin + hidden, begin + built, DRAFTER);
       });
