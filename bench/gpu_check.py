@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import json
 import sys
 import tempfile
@@ -40,13 +39,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -64,8 +57,9 @@ from specdemo.models.base import LanguageModel
 from specdemo.models.cache_folder import cache_folder
 from specdemo.models.lean import LeanLM
 from specdemo.models.loading import Pair, load_pair
+from specdemo.models.pretrained import transformers_config
+from specdemo.models.quantize import bitsandbytes_obstacle, card_obstacle, load_quantized
 from specdemo.models.reduced_vocab import SHIPPED
-from specdemo.models.transformers_lm import TransformersLM
 from specdemo.sampling import Purpose, uniform
 from specdemo.settings import Settings
 from specdemo.text import TokenText
@@ -478,29 +472,38 @@ def scripted_speeds(check: Check) -> None:
 
 
 def quantized_verify_cost(check: Check, kind: str) -> None:
-    """T(K + 1) / T(1) of a 1B model through transformers' forward with bitsandbytes weights."""
-    if check.device.type != "cuda":
-        check.say(kind, "left out: it needs a CUDA card")
+    """T(K + 1) / T(1) of the draft's shape as `--quantize` loads it, and whether a row sees the rows after it."""
+    if obstacle := bitsandbytes_obstacle() or card_obstacle(kind, check.device):
+        check.say(kind, f"left out: {obstacle}")
         return
-    if importlib.util.find_spec("bitsandbytes") is None:
-        check.say(kind, "left out: bitsandbytes is not installed")
-        return
-    config = {
-        "nf4": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=check.dtype),
-        "int8": BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0),
-    }[kind]
     check.forget()
+    vocabulary = check.draft_shape["vocab_size"]
     with tempfile.TemporaryDirectory() as folder:
         random_model(check, check.draft_shape, seed=2).save_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map="cuda").eval()
-    lm = TransformersLM(model, kind, kind, check.draft_shape["vocab_size"], 131072)
+        config = transformers_config(Path(folder))
+        lm = load_quantized(Path(folder), config, kind, kind, check.precision, check.device, vocabulary)
+    apart = rows_apart(check, lm)
     one, several = forward_seconds(check, lm, 1), forward_seconds(check, lm, DRAFT_LENGTH + 1)
     check.say(
         kind,
-        f"one position {1e3 * one:.2f} ms, {DRAFT_LENGTH + 1} cost {several / one:.2f} of it",
+        f"one position {1e3 * one:.2f} ms, {DRAFT_LENGTH + 1} cost {several / one:.2f} of it; logits of a position "
+        f"differ by {apart:.2g} when others follow it",
         one_position_s=one,
         verify_cost=several / one,
+        rows_apart=apart,
     )
+
+
+def rows_apart(check: Check, lm: LanguageModel) -> float:
+    """The greatest difference in the logits of a position, alone and with others after it: rounding at most."""
+    ids = prompt_ids(lm.vocab_size).to(check.device)
+    found = []
+    for width in (1, DRAFT_LENGTH + 1):
+        cache = lm.open(PROMPT_TOKENS + width)
+        cache.extend(ids, keep=1)
+        found.append(cache.extend(ids[:width], keep=width)[0].clone())
+        cache.close()
+    return float((found[0] - found[1]).abs().max())
 
 
 def race(check: Check) -> None:

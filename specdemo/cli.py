@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from . import __version__
 from .errors import BadRequest, SpecdemoError
@@ -31,6 +31,9 @@ from .suite import SUITE, SuitePrompt, read_suite
 from .terminal import HeldText, ProgressBar, Screen, has_colours, pieces_of, summary
 from .trace import read as read_trace
 from .trace import to_json
+
+if TYPE_CHECKING:
+    from .models.loading import Pair
 
 __all__ = ["add_decoding_arguments", "add_model_arguments", "load_pair_from", "main", "settings_from"]
 
@@ -229,16 +232,26 @@ def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods",
         type=_names,
         metavar="A,B",
-        help="standard, speculative, prompt-lookup, hybrid, ssd; transformers' own: hf, hf-lookup, hf-assisted "
-        "(default: all of ours that can run, hf, and hf-assisted with a draft for it); standard always runs; "
-        "speculative:3 drafts 3 tokens, speculative:adaptive as many as pay",
+        help="standard, speculative, prompt-lookup, hybrid, ssd; transformers' own: hf, hf-lookup, hf-assisted, "
+        "hf-universal (default: all of ours that can run, hf, and hf-assisted with a draft for it); standard always "
+        "runs; speculative:3 drafts 3 tokens, speculative:adaptive as many as pay",
     )
     parser.add_argument("--limit", type=_positive, metavar="N", help="at most N prompts of each category")
     parser.add_argument(
         "--repeats", type=_positive, default=1, metavar="N", help="passes over the prompts (default: 1)"
     )
     parser.add_argument(
-        "--assistant", metavar="MODEL", help="draft model of hf-assisted, hub id or folder (default: that of --draft)"
+        "--assistant",
+        metavar="MODEL",
+        help="draft model of hf-assisted, or one of another tokenizer for hf-universal, hub id or folder (default: "
+        "that of --draft)",
+    )
+    parser.add_argument(
+        "--precisions",
+        type=_names,
+        metavar="A,B",
+        help="run everything with the target kept in each of these, and compare memory, speed and verify cost: half, "
+        "float32, lean8 (our own 8 bit on a processor), int8, nf4 (bitsandbytes); in place of --dtype and --quantize",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON document to a file")
     add_served_arguments(parser)
@@ -260,14 +273,28 @@ def _bench(args: argparse.Namespace) -> int:
     from . import benchmark
 
     benchmark.check_methods(args.methods or ())
-    with _progress() as progress:
-        pair = load_pair_from(args, progress)
+
+    def measured(pair: Pair) -> dict[str, Any]:
         lanes = benchmark.make_lanes(pair, args.methods, args.assistant, several)
         results = benchmark.Bench(pair, lanes, prompts, settings, args.repeats, args.raw).measure(progress)
-        document = results.document(suite=suite.name, dtype=args.dtype)
+        return results.document(suite=suite.name, dtype=args.dtype)
+
+    with _progress() as progress:
+        if args.precisions:
+            from . import precisions
+
+            def load(dtype: str, quantize: str) -> Pair:
+                args.dtype, args.quantize = dtype, quantize
+                return load_pair_from(args, progress)
+
+            document = precisions.measure(args.precisions, load, measured)
+            shown = precisions.tables(document)
+        else:
+            document = measured(load_pair_from(args, progress))
+            shown = benchmark.tables(document)
     if args.out:
         args.out.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    print(benchmark.tables(document), end="\n\n")
+    print(shown, end="\n\n")
     print(json.dumps(document, ensure_ascii=False))
     return 0
 

@@ -1,8 +1,10 @@
 """transformers' own `generate` on the same weights: the honest yardstick beside our engines.
 
 `hf` decodes token by token, `hf-lookup` with the library's prompt lookup, `hf-assisted` with its assisted generation,
-drafting a fixed K tokens a round. A stopping criterion, which `generate` calls after every commit anyway, notes the
-time; a hook notes how many positions each target forward has. Nothing else is added, so the times are the library's.
+drafting a fixed K tokens a round. `hf-universal` takes a draft model of another tokenizer, whose drafts the library
+carries over as text: K are its own tokens, and what is counted are the target's that these became. A stopping
+criterion, which `generate` calls after every commit anyway, notes the time; a hook notes how many positions each target
+forward has. Nothing else is added, so the times are the library's.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from .engines.output import Output
 from .errors import BadRequest, ModelUnavailable
 from .events import FinishReason
 from .metrics import Metrics
-from .models.loading import Pair, find_model
+from .models.loading import Pair, find_model, load_tokenizer
 from .models.reduced_vocab import is_draft_folder
 from .models.transformers_lm import TransformersLM
 from .settings import Settings
 
-METHODS = ("hf", "hf-lookup", "hf-assisted")
+METHODS = ("hf", "hf-lookup", "hf-assisted", "hf-universal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +124,47 @@ class TransformersModels:
 
     @cached_property
     def assistant(self) -> Any:
-        """Raises BadRequest where there is no draft, ModelUnavailable where transformers cannot load or use it."""
-        name, pair = self.assistant_name, self.pair
-        if name is None:
+        """For hf-assisted. Raises BadRequest where there is no draft, ModelUnavailable where transformers cannot load
+        or use it."""
+        if self.assistant_name is None:
             raise BadRequest("hf-assisted needs a draft model that transformers can load: name one with --assistant.")
-        if self._own_draft and isinstance(pair.draft, TransformersLM):
-            model = pair.draft.model
-        else:
-            folder = pair.draft_folder if self._own_draft else None
-            model = self._load(folder or find_model(name), name)
-        theirs, ours = (m.config.get_text_config().vocab_size for m in (model, self.target))
+        theirs, ours = self._vocabulary_sizes()
         if theirs != ours:
             raise ModelUnavailable(
-                f"transformers assists only with a draft model of the same vocabulary size ({name} has {theirs} ids, "
-                f"the target {ours}): give its plain export with --assistant, or leave out hf-assisted."
+                f"transformers assists only with a draft model of the same vocabulary size ({self.assistant_name} has "
+                f"{theirs} ids, the target {ours}): give its plain export with --assistant, or leave out hf-assisted."
             )
-        return model
+        return self._assistant_model
+
+    @cached_property
+    def universal(self) -> tuple[Any, Any]:
+        """For hf-universal: a draft model of another tokenizer, and this. Raises BadRequest, ModelUnavailable."""
+        if self.assistant_name is None:
+            raise BadRequest("hf-universal needs a draft model, of any tokenizer: name one with --assistant.")
+        theirs, ours = self._vocabulary_sizes()
+        if theirs == ours:
+            raise ModelUnavailable(
+                f"transformers takes models of the same vocabulary size ({ours} ids) for models of one tokenizer: use "
+                "hf-assisted in place of hf-universal."
+            )
+        return self._assistant_model, load_tokenizer(self._assistant_folder, self.assistant_name)
+
+    def _vocabulary_sizes(self) -> tuple[int, int]:
+        """Of the draft model and of the target."""
+        theirs, ours = (m.config.get_text_config().vocab_size for m in (self._assistant_model, self.target))
+        return int(theirs), int(ours)
+
+    @cached_property
+    def _assistant_folder(self) -> Path:
+        own = self.pair.draft_folder if self._own_draft else None
+        return own or find_model(self.assistant_name or "")
+
+    @cached_property
+    def _assistant_model(self) -> Any:
+        draft = self.pair.draft
+        if self._own_draft and isinstance(draft, TransformersLM):
+            return draft.model
+        return self._load(self._assistant_folder, self.assistant_name or "")
 
     def _load(self, folder: Path, name: str) -> Any:
         transformers_logging.disable_progress_bar()
@@ -167,6 +194,9 @@ class TransformersLane:
         if method == "hf-assisted":
             self.draft, self.draft_precision = models.assistant_name, models.precision
             _ = models.assistant  # loaded now, so that a fault is told before anything has run
+        if method == "hf-universal":
+            self.draft, self.draft_precision = models.assistant_name, models.precision
+            _ = models.universal
         standard = models.pair.target.precision
         differs = standard != models.precision
         self.notes: tuple[str, ...] = (
@@ -182,7 +212,14 @@ class TransformersLane:
             raise BadRequest("hf-lookup drafts at least one token: raise the draft length or leave it out.")
         job = Job(pair.target, pair.text, prompt_ids, settings, pair.eos_ids, should_stop=should_stop)
         config = _config(job, pair.tokenizer.pad_token_id)
-        assistant = models.assistant if self.method == "hf-assisted" else None
+        assistant, tokenizers = None, {}
+        if self.method == "hf-assisted":
+            assistant = models.assistant
+        elif self.method == "hf-universal":
+            if not settings.greedy:  # with sampling it cuts the draft model's head to the tokens that both have
+                raise BadRequest("hf-universal runs at temperature 0 only: leave it out, or set the temperature to 0.")
+            assistant, other = models.universal
+            tokenizers = {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
         if self.method == "hf-lookup":
             config.prompt_lookup_num_tokens = settings.draft_length
         ids = torch.tensor([prompt_ids], device=pair.target.device)
@@ -207,6 +244,7 @@ class TransformersLane:
                 generation_config=config,
                 stopping_criteria=StoppingCriteriaList([watch]),
                 assistant_model=assistant,
+                **tokenizers,
             )
             total_s = watch.now()
         output = job.output()

@@ -17,7 +17,7 @@ from test_cli import run
 from tiny_folders import save_folder
 from transformers import LlamaForCausalLM, MambaConfig, MambaForCausalLM, T5Config
 
-from specdemo.models import loading
+from specdemo.models import hub
 from specdemo.models.hub import INDEX
 from specdemo.plan import sources
 
@@ -154,7 +154,7 @@ def test_what_fails_while_fetching(folder: Path, monkeypatch: pytest.MonkeyPatch
         raise error
 
     monkeypatch.setattr(sources, "snapshot_download", lambda _name, **_options: str(folder))
-    monkeypatch.setattr(loading, "snapshot_download", fetch)
+    monkeypatch.setattr(hub, "snapshot_download", fetch)
     assert says in refused("--target", "owner/model", "--draft", "none")
 
 

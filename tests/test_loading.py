@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 from specdemo import methods
 from specdemo.errors import BadRequest, ModelUnavailable
 from specdemo.events import Finished
-from specdemo.models import loading, pretrained
+from specdemo.models import hub, loading, pretrained
 from specdemo.models.lean import LeanLM
 from specdemo.models.loading import load_pair
 from specdemo.models.pretrained import explicit_llama
@@ -135,7 +135,7 @@ def test_the_hub_and_the_disk_fail_in_one_sentence(
     def download(*_args: object, **_options: object) -> str:
         raise error
 
-    monkeypatch.setattr(loading, "snapshot_download", download)
+    monkeypatch.setattr(hub, "snapshot_download", download)
     with pytest.raises(ModelUnavailable, match=says):
         load_pair("owner/model", "none", device="cpu")
 
@@ -143,11 +143,11 @@ def test_the_hub_and_the_disk_fail_in_one_sentence(
 def test_a_hub_model_is_loaded_from_what_the_hub_gave(target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, allow_patterns: list[str], **_options: object) -> str:
         asked.append((name, "*.safetensors" in allow_patterns, "*.bin" in allow_patterns))
         return str(target_folder)
 
-    monkeypatch.setattr(loading, "snapshot_download", download)
+    monkeypatch.setattr(hub, "snapshot_download", download)
     assert load_pair("owner/model", "none", device="cpu").target.name == "owner/model"
     assert asked == [("owner/model", True, False)]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import gc
 import json
+import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +24,21 @@ from specdemo.arena import Arena
 from specdemo.errors import BadRequest
 from specdemo.events import Failed
 from specdemo.models.loading import Pair
-from specdemo.plan.choose import Wishes, bars
+from specdemo.plan.choose import PRECISIONS, Wishes, bars
 from specdemo.plan.devices import machine_of
 from specdemo.plan.load import Planned, load_fitting, plan_here
 from specdemo.plan.pairs import plan_pair
 from specdemo.presets import PRESETS
 from specdemo.ui import models as models_module
-from specdemo.ui.assets import strings
-from specdemo.ui.models import PRECISIONS, Models, asked, is_local
+from specdemo.ui.assets import script, strings, style
+from specdemo.ui.models import Models, asked, is_local
 
 if TYPE_CHECKING:
     pass
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+    from playwright.sync_api import Page as Tab
 
 GIB = 1 << 30
 FORM = {"pair": "other", "target": "a/b", "drafter": "own", "draft": "", "precision": "auto"}
@@ -309,3 +314,273 @@ def test_a_context_that_the_plan_had_to_cut_is_the_models_own(tmp_path: Path, ti
     assert rungs[-1].plan.context == 512
     assert last.target.context_length == 512
     assert whole.load().target.context_length == 2048
+
+
+# -- the drawing, alone in a tab ---------------------------------------------------------------------------------------
+
+HOSTILE = '<img src=x onerror="window.pwned=1"> ${window.pwned=1}'
+
+
+@dataclass
+class Panel:
+    """The panel in a tab: `tell` gives it a new value, as the server would; `asked` are the events that it set off."""
+
+    tab: Tab
+
+    def tell(self, value: str) -> None:
+        self.tab.evaluate("value => { window.value = value; window.changed(); }", value)
+
+    @property
+    def asked(self) -> list[str]:
+        asked: list[str] = self.tab.evaluate("window.asked")
+        return asked
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        wanted: dict[str, str] = json.loads(self.tab.evaluate("specdemo.wantedModels"))
+        return wanted
+
+
+@pytest.fixture(scope="module")
+def mount(browser: Browser) -> Iterator[Callable[..., Panel]]:
+    faults: list[str] = []
+    context = browser.new_context(viewport={"width": 1000, "height": 800})
+    context.set_default_timeout(60_000)
+
+    def mount_panel(value: str, width: int = 1000, dark: bool = False, language: str = "en") -> Panel:
+        tab = context.new_page()
+        tab.set_viewport_size({"width": width, "height": 800})
+        tab.on("pageerror", lambda error: faults.append(str(error)))
+        tab.set_content(
+            f"<!doctype html><html lang=en><meta charset=utf-8><meta name=specdemo-language content={language}>"
+            f'<meta name=viewport content="width=device-width"><style>{style()}</style><body class="gradio-container '
+            f'{"dark" if dark else ""}" data-race="idle"><div id=ask></div><div id=settings></div>'
+            f'<div class="main app"><div id=models></div></div><script>{script()}</script></body>'
+        )
+        tab.evaluate(
+            """value => {
+                window.asked = [];
+                window.value = value;
+                const act = new Proxy({}, { get: (_, event) => () => window.asked.push(event) });
+                const watch = (_, callback) => (window.changed = callback);
+                specdemo.mountModels(document.querySelector("#models"), () => window.value, watch, act);
+            }""",
+            value,
+        )
+        if tab.locator("details[open]").count() == 0:
+            tab.locator("summary").click()
+        return Panel(tab)
+
+    yield mount_panel
+    context.close()
+    assert faults == []
+
+
+@pytest.mark.browser
+def test_the_plan_is_drawn_as_bars_of_the_right_lengths(arena: Arena, mount: Callable[..., Panel]) -> None:
+    assert arena.pair is not None
+    assert arena.pair.plan is not None
+    panel = mount(Models(arena).first(True))
+    tab = panel.tab
+    found = tab.locator(".sd-memory-bar").nth(1).locator("span").evaluate_all(
+        "spans => Object.fromEntries(spans.map(span => [span.dataset.part, span.getBoundingClientRect().width]))"
+    )  # fmt: skip
+    sizes = arena.pair.plan.bytes
+    for part, width in found.items():
+        assert width / sum(found.values()) == pytest.approx(getattr(sizes, part) / sizes.total, abs=0.02), part
+    whole = tab.locator(".sd-memory-bar").first
+    assert whole.locator("span").evaluate_all("spans => spans.map(span => span.dataset.part)") == [
+        "models", "others", "free", "margin"
+    ]  # fmt: skip
+    assert whole.get_attribute("role") == "img"
+    assert "GiB" in (whole.get_attribute("aria-label") or "")
+    words = tab.locator(".sd-memory-legend").nth(1).inner_text()
+    assert f"target, weights\n{sizes.target_weights / GIB:.1f} GiB" in words.replace("  ", " ")
+    assert tab.locator(".sd-models-now").inner_text().startswith("target (float32) + draft (float32)")
+    assert tab.locator(".sd-memory-reason").inner_text() == arena.pair.plan.reason
+
+
+@pytest.mark.browser
+def test_several_devices_have_a_bar_each(mount: Callable[..., Panel]) -> None:
+    names = ("meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct")
+    pair = replace(tiny_pair(), plan=planned("80GiB,80GiB,80GiB", names).plan)
+    arena = Arena(lambda progress: pair)
+    arena.load()
+    tab = mount(Models(arena).first(True)).tab
+    devices = tab.locator(".sd-memory-device").evaluate_all("nodes => nodes.map(node => node.dataset.device)")
+    assert devices == ["cuda:0", "cuda:1", "cuda:2"]
+
+
+@pytest.mark.browser
+def test_the_form_asks_for_a_preview_and_then_to_load(arena: Arena, mount: Callable[..., Panel]) -> None:
+    panel = mount(Models(arena).first(True))
+    tab = panel.tab
+    assert tab.locator("[data-field=target]").is_hidden()
+    tab.locator("[data-field=pair]").select_option("qwen3-8b-0.6b")
+    tab.wait_for_function("window.asked.length === 1")
+    assert panel.asked == ["preview_models"]
+    tab.locator("[data-field=drafter]").select_option("none")
+    tab.locator("[data-field=precision]").select_option("nf4")
+    tab.locator("[data-models=load]").click()
+    assert panel.asked[-1] == "switch_models"
+    assert asked(json.dumps(panel.wanted)) == {
+        "target": "Qwen/Qwen3-8B", "draft": "none", "dtype": "auto", "quantize": "nf4"
+    }  # fmt: skip
+    tab.locator("[data-field=pair]").select_option("other")
+    tab.locator("[data-field=drafter]").select_option("other")
+    tab.locator("[data-field=target]").fill("a/b")
+    tab.locator("[data-field=draft]").fill("c/d")
+    tab.locator("[data-models=load]").click()
+    assert (panel.wanted["target"], panel.wanted["draft"]) == ("a/b", "c/d")
+    tab.locator("[data-field=pair]").select_option("auto")
+    assert tab.locator("[data-field=drafter]").is_hidden()
+    tab.locator("[data-models=load]").click()
+    assert asked(json.dumps(panel.wanted))["pair"] == "auto"
+
+
+@pytest.mark.browser
+def test_a_preview_shows_what_would_not_fit(arena: Arena, mount: Callable[..., Panel]) -> None:
+    models, small = Models(arena), planned("6GiB")
+    panel = mount(models.first(True))
+    shown = {**models_module._drawn(small.plan), "fits": small.plan.fits}
+    panel.tell(models.state(True, preview=shown))
+    preview = panel.tab.locator(".sd-models-preview")
+    assert not small.plan.fits
+    assert "would not fit" in preview.inner_text()
+    assert "would fit: it needs" in preview.inner_text()  # another pair
+    panel.tell(models.state(True, note=HOSTILE))
+    assert panel.tab.locator(".sd-models-note").text_content() == HOSTILE
+    assert panel.tab.evaluate("window.pwned") is None
+
+
+@pytest.mark.browser
+def test_loading_has_a_bar_and_can_be_cancelled(arena: Arena, mount: Callable[..., Panel]) -> None:
+    models = Models(arena)
+    panel = mount(models.first(True))
+    loading = {"local": True, "state": "loading", "message": "Loading a/b", "progress": 0.42}
+    panel.tell(json.dumps(loading))
+    bar = panel.tab.locator("[role=progressbar]")
+    assert bar.get_attribute("aria-valuenow") == "42"
+    assert panel.tab.locator(".sd-models-doing").inner_text() == "Loading a/b"
+    panel.tab.locator("[data-models=cancel]").click()
+    assert panel.asked == ["cancel_loading"]
+    panel.tell(models.state(True))
+    assert bar.is_hidden()
+    panel.tell(json.dumps({**loading, "local": False}))
+    assert panel.tab.locator("[data-models=cancel]").is_hidden()
+
+
+@pytest.mark.browser
+def test_memory_that_ran_out_opens_the_panel_with_an_offer(arena: Arena, mount: Callable[..., Panel]) -> None:
+    models = Models(arena)
+    panel = mount(models.first(True))
+    assert panel.tab.locator(".sd-models-offer").is_hidden()
+    panel.tab.locator("summary").click()
+    arena._ran_out = True
+    panel.tell(models.state(True))
+    offer = panel.tab.locator(".sd-models-offer")
+    assert offer.is_visible()
+    assert "the target in 8 bit and the draft model in bfloat16, which takes" in offer.inner_text()
+    offer.locator("button").click()
+    assert panel.asked == ["load_smaller"]
+    panel.tell(models.state(False))
+    assert offer.locator("button").count() == 0
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_it_fits_a_phone_in_both_languages(arena: Arena, mount: Callable[..., Panel], language: str) -> None:
+    models = Models(arena)
+    panel = mount(models.first(True), width=390, language=language)
+    panel.tell(models.state(True, preview={**models_module._drawn(planned("6GiB").plan), "fits": False}))
+    arena._ran_out = True
+    panel.tell(models.state(True))
+    panel.tab.locator("[data-field=pair]").select_option("other")
+    assert panel.tab.evaluate("document.documentElement.scrollWidth") <= 390
+    heights = panel.tab.locator(".sd-models-right :is(select, input, button):visible").evaluate_all(
+        "nodes => nodes.map(node => node.getBoundingClientRect().height)"
+    )
+    assert min(heights) >= 43
+    if language == "zh":
+        reason = panel.tab.locator(".sd-memory-reason").first.inner_text()
+        assert reason.startswith("两个模型均为 bfloat16")
+        assert "8 位" in panel.tab.locator(".sd-models-offer").inner_text()
+
+
+# -- wired up ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+@pytest.mark.filterwarnings("ignore:.*(no_silent_downcasting|copy keyword is deprecated):DeprecationWarning")
+def test_a_visitor_at_the_machine_switches_cancels_and_takes_the_smaller_plan(
+    browser: Browser, tmp_path: Path, tiny_target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specdemo.ui.page import build, launch_options
+
+    first, second = (str(save_folder(tiny_target, tmp_path / name)) for name in ("first", "second"))
+    slow = threading.Event()
+
+    def load(progress: Callable[[str, float], None], **wanted: Any) -> Pair:
+        while slow.is_set():
+            progress("Loading slowly", 0.3)
+            time.sleep(0.02)
+        return load_fitting(**wanted, progress=progress)
+
+    monkeypatch.setattr(models_module, "load_fitting", load)
+    arena = Arena(lambda progress: load_fitting(first, first, device="cpu", progress=progress))
+    arena.load()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    blocks = build(arena, "cpu")
+    blocks.launch(server_name="127.0.0.1", server_port=port, share=False, prevent_thread_lock=True, **launch_options())
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(90_000)
+    faults: list[str] = []
+    try:
+        tab = context.new_page()
+        tab.on("pageerror", lambda error: faults.append(str(error)))
+        tab.goto(f"http://127.0.0.1:{port}/")
+        now = tab.locator(".sd-models-now")
+        tab.wait_for_function("document.querySelector('.sd-models-now')?.textContent.includes('first')")
+        tab.locator(".sd-models summary").click()
+
+        slow.set()
+        tab.locator("[data-field=pair]").select_option("other")
+        tab.locator("[data-field=target]").fill(second)
+        tab.locator("[data-field=drafter]").select_option("other")
+        tab.locator("[data-field=draft]").fill(second)
+        tab.locator("[data-models=load]").click()
+        tab.wait_for_function("document.querySelector('.sd-models-doing').textContent === 'Loading slowly'")
+        tab.wait_for_selector(".sd-status[data-state=loading]")
+        tab.locator("[data-models=cancel]").click()
+        tab.wait_for_function("document.querySelector('.sd-models-note').textContent.includes('cancelled')")
+        assert "first" in now.inner_text()
+
+        slow.clear()
+        tab.locator("[data-models=load]").click()
+        tab.wait_for_function("document.querySelector('.sd-models-now').textContent.includes('second')")
+        assert arena.pair is not None
+        assert arena.pair.draft is not None
+        assert arena.pair.smaller is not None
+
+        def fails(_capacity: int) -> None:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        arena.pair.draft.open = fails  # type: ignore[assignment, method-assign]
+        needed = arena.pair.plan
+        tab.locator("#ask textarea").fill("abc")
+        tab.locator("#race-button").click()
+        tab.wait_for_selector(".sd-models-offer:not([hidden]) button")
+        assert "memory ran out" in tab.locator('[data-lane="speculative"]').inner_text()
+        tab.locator(".sd-models-offer button").click()
+        tab.wait_for_selector(".sd-models-offer", state="hidden")
+        settled(arena)
+        assert arena.pair is not None
+        assert arena.pair.plan is not None
+        assert needed is not None
+        assert arena.pair.plan.bytes.total < needed.bytes.total
+    finally:
+        context.close()
+        blocks.close(verbose=False)
+    assert faults == []

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -19,10 +21,61 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from tqdm import tqdm
 
 from ..errors import ModelUnavailable
 
 INDEX = "model.safetensors.index.json"
+
+Progress = Callable[[str, float], None]
+
+_REPOSITORY_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "LICENSE*"]
+_NETWORK_LIBRARIES = ("httpx", "httpx2", "requests")
+"""The hub's client lets some of their errors through, another one's in each version."""
+
+
+def fetch(name: str, progress: Progress | None = None) -> Path:
+    """The folder of a model on the hub, its files fetched where they are not here yet. `progress` is told how many
+    bytes of them there are; what it raises ends the fetching. Raises ModelUnavailable."""
+    told = 0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if progress and total and (done == total or done - told > total / 500):
+            told = done
+            progress(f"Fetching {name} ({_size(done)} of {_size(total)})", min(1.0, done / total))
+
+    with hub_errors(name):
+        return Path(snapshot_download(name, allow_patterns=_REPOSITORY_FILES, tqdm_class=_counter(tell)))
+
+
+def _counter(tell: Callable[[int, int], None]) -> type[Any]:
+    """A progress bar for the hub's client that shows nothing and tells of the bytes. Files are fetched by several
+    threads: once `tell` has raised in one, it does so in all of them, or the others would go on."""
+    stopped: list[BaseException] = []
+
+    class Counter(tqdm):  # type: ignore[misc]  # it has no types
+        def __init__(self, *items: Any, **options: Any) -> None:
+            self._counts_bytes = options.get("unit") == "B"
+            super().__init__(*items, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            with self.get_lock():
+                self.n += n or 0
+                if stopped:
+                    raise stopped[0]
+                if self._counts_bytes:
+                    try:
+                        tell(int(self.n), int(self.total or 0))
+                    except BaseException as error:
+                        stopped.append(error)
+                        raise
+
+    return Counter
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 @contextmanager
@@ -46,6 +99,13 @@ def hub_errors(name: str) -> Iterator[None]:
     except OSError as error:
         advice = "free some space" if error.errno == errno.ENOSPC else "check the cache folder"
         raise ModelUnavailable(f"{name} could not be stored ({error.strerror or error}): {advice}.") from None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _NETWORK_LIBRARIES:
+            raise
+        raise ModelUnavailable(
+            f"The connection to the hub failed while {name} was fetched ({type(error).__name__}): check the network "
+            "and try again; what was fetched is kept."
+        ) from None
 
 
 def checked_folder(folder: Path, name: str) -> Path:

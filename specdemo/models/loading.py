@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
@@ -22,7 +22,7 @@ from ..errors import BadRequest, ModelUnavailable, SpecdemoError
 from ..text import TokenText
 from .base import LanguageModel
 from .embedded import ensure_embedded
-from .hub import checked_folder, hub_errors, needs_code
+from .hub import checked_folder, fetch, needs_code
 from .lean import LeanLM
 from .linear import PRECISIONS, best_cpu_precision, precision_obstacle
 from .memory import ran_out_of_memory
@@ -31,6 +31,7 @@ from .pretrained import read_config, read_tokenizer, transformers_config
 from .quantize import load_quantized
 from .reduced_vocab import SHIPPED, is_draft_folder, load_draft
 from .transformers_lm import TransformersLM
+from .vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
     from ..plan.choose import Plan
@@ -41,7 +42,8 @@ DTYPE_CHOICES = ("auto", *PRECISIONS)
 
 Progress = Callable[[str, float], None]
 
-_REPOSITORY_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "LICENSE*"]
+EMBEDDING = "model.embed_tokens.weight"
+"""Its name in every family that the lean forward knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,28 +88,30 @@ def load_pair(
     report = progress or (lambda text, share: None)
     where = choose_device(device)
     report(f"Finding {target}", 0.0)
-    target_folder = find_model(target, lambda text, share: report(text, 0.7 * share))
+    target_folder = find_model(target, partial(_part, report, 0.0, 0.5))
     tokenizer = load_tokenizer(target_folder, target)
-    vocabulary = tokenizer.get_vocab()
+    vocabulary, size = tokenizer.get_vocab(), 0
+    draft_folder = None
+    if draft == AUTO and target == EMBEDDED and is_draft_folder(SHIPPED):
+        draft_folder = SHIPPED
+    elif draft not in (AUTO, NONE):
+        report(f"Finding {draft}", 0.5)
+        local = Path(draft).expanduser()
+        draft_folder = local if is_draft_folder(local) else find_model(draft, partial(_part, report, 0.5, 0.7))
+    if draft_folder is not None and not is_draft_folder(draft_folder):
+        draft_vocabulary = load_tokenizer(draft_folder, draft).get_vocab()
+        check_same_vocabulary(target, vocabulary, draft, draft_vocabulary)
+        size = max(draft_vocabulary.values()) + 1
     report(f"Loading {target}", 0.7)
     name = EMBEDDED_NAME if target == EMBEDDED else target
     keep = keep or Keep(dtype)
     target_lm = load_language_model(target_folder, name, keep, where, vocab_size=max(vocabulary.values()) + 1)
-    draft_lm, draft_folder = None, None
-    if draft == AUTO and target == EMBEDDED and is_draft_folder(SHIPPED):
-        draft_folder = SHIPPED
-    elif draft not in (AUTO, NONE):
-        report(f"Finding {draft}", 0.8)
-        local = Path(draft).expanduser()
-        draft_folder = local if is_draft_folder(local) else find_model(draft)
+    draft_lm = None
     if draft_folder is not None:
         report("Loading the draft model", 0.9)
         if is_draft_folder(draft_folder):
             draft_lm = _load_distilled(draft_folder, target_lm)
         else:
-            draft_vocabulary = load_tokenizer(draft_folder, draft).get_vocab()
-            check_same_vocabulary(target, vocabulary, draft, draft_vocabulary)
-            size = max(draft_vocabulary.values()) + 1
             draft_lm = load_language_model(draft_folder, draft, keep_draft or Keep(dtype), where, vocab_size=size)
     report("Ready", 1.0)
     return Pair(
@@ -120,6 +124,11 @@ def load_pair(
         draft_folder=draft_folder,
         notes=(WIDENED,) if target == EMBEDDED else (),
     )
+
+
+def _part(report: Progress, start: float, end: float, text: str, share: float) -> None:
+    """One stage's progress, which is the stretch from `start` to `end` of the whole."""
+    report(text, start + (end - start) * share)
 
 
 def _load_distilled(folder: Path, target: LanguageModel) -> LanguageModel:
@@ -176,9 +185,7 @@ def find_model(name: str, progress: Progress | None = None) -> Path:
         )
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelUnavailable(f"There is no folder {name}: check the path, or give a hub id such as owner/model.")
-    with hub_errors(name):
-        downloaded = snapshot_download(name, allow_patterns=_REPOSITORY_FILES)
-    return checked_folder(Path(downloaded), name)
+    return checked_folder(fetch(name, progress), name)
 
 
 def load_tokenizer(folder: Path, name: str) -> Any:
@@ -226,10 +233,13 @@ def load_language_model(folder: Path, name: str, keep: Keep, device: torch.devic
 
 def _read_weights(folder: Path, device: torch.device) -> dict[str, Tensor]:
     """Every tensor of the folder's safetensors files, memory-mapped on the CPU, and on a card by torch's own way there:
-    on ZeroGPU that card is emulated, which only torch knows."""
+    on ZeroGPU that card is emulated, which only torch knows. Embeddings are used as they are, and a single tensor keeps
+    its whole file mapped: on the CPU they are copied, so that the file is let go once all is packed."""
     weights: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         weights.update((name, tensor.to(device)) for name, tensor in load_file(path).items())
+    if device.type == "cpu" and EMBEDDING in weights:
+        weights[EMBEDDING] = weights[EMBEDDING].clone()
     return weights
 
 
@@ -270,17 +280,6 @@ def _load_with_transformers(
     text = config.get_text_config()
     context = int(getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 2048)
     return TransformersLM(model, name, precision, min(vocab_size, int(text.vocab_size)), context, reason)
-
-
-def check_same_vocabulary(target: str, ours: dict[str, int], draft: str, theirs: dict[str, int]) -> None:
-    """A draft model speaks the target's ids: every token they share has one id, and they share nearly all."""
-    shared = ours.keys() & theirs.keys()
-    differing = sum(ours[token] != theirs[token] for token in shared)
-    if differing or len(shared) < 0.9 * len(ours):
-        raise ModelUnavailable(
-            f"{draft} cannot draft for {target}: their tokenizers differ, so the same ids mean other texts. Choose a "
-            "draft model of the target's family, or the method prompt-lookup, which needs none."
-        )
 
 
 def eos_ids(folder: Path, tokenizer: Any) -> frozenset[int]:

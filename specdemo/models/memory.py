@@ -1,9 +1,13 @@
-"""Memory that is no longer needed goes back, and an error says whether it was memory that ran out."""
+"""Memory that is no longer needed goes back, what is held is counted, and an error says whether it was memory that ran
+out."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 
+import psutil
 import torch
 
 _SAYINGS = ("out of memory", "can't allocate memory", "not enough memory")
@@ -17,6 +21,20 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
     if torch.backends.mps.is_available():
         torch.mps.empty_cache()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # the C library is not everywhere the one that has it
+        if trim is not None:
+            trim(0)
+
+
+def held_memory(device: torch.device) -> int:
+    """Bytes that this process holds on a device: of a card what is allocated, else what is resident."""
+    free_memory()
+    if device.type == "cuda":
+        return sum(torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count()))
+    if device.type == "mps":
+        return int(torch.mps.current_allocated_memory())
+    return int(psutil.Process().memory_info().rss)
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

@@ -23,6 +23,17 @@ DEFAULT_CONTEXT, SMALLEST_CONTEXT = 4096, 512
 BUS_BYTES_PER_S = 16e9
 """At which a layer that waits in the system's memory is copied to a card: PCIe 4.0 x16 reaches a little more."""
 
+PRECISIONS: Mapping[str, tuple[str, str]] = {
+    "auto": (AUTO, AUTO),
+    "half": (AUTO, NONE),
+    "float32": ("float32", NONE),
+    "lean8": ("int8", NONE),
+    "int8": (AUTO, "int8"),
+    "nf4": (AUTO, "nf4"),
+}
+"""One word for how a target is kept -> `--dtype` and `--quantize`. `lean8` is the lean forward's own 8 bit on a
+processor, `int8` and `nf4` are bitsandbytes'."""
+
 PRECISION_TITLES = {"int8": "8 bit", "nf4": "4 bit (NF4)"}
 
 

@@ -16,6 +16,7 @@ from .devices import Machine
 from .shape import ModelShape
 from .sizes import GIB
 from .sources import shape_of, shipped_draft_shape
+from .tokenizers import tokenizers_note
 
 PROCESSOR_TARGET_BYTES = 4 * GIB
 """The largest target that "auto" takes for a processor, which reads some 20 GB a second: five tokens a second."""
@@ -40,9 +41,12 @@ def shapes_of(target: str, draft: str, ask_hub: bool = True) -> tuple[ModelShape
 
 
 def plan_pair(target: str, draft: str, machine: Machine, wishes: Wishes, ask_hub: bool = True) -> Plan:
-    """The plan for two names; where nothing fits, its reason names the pair that would."""
+    """The plan for two names; where nothing fits, its reason names the pair that would. Raises ModelUnavailable where
+    the tokenizers are here and differ."""
     target_shape, draft_shape = shapes_of(target, draft, ask_hub)
     plan = choose(target_shape, draft_shape, machine, wishes)
+    if draft_shape and not draft_shape.shares_embedding and (note := tokenizers_note(target, draft)):
+        plan = replace(plan, notes=(*plan.notes, note))
     if plan.fits:
         return plan
     for preset, other in _fitting(machine, wishes):

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from ..errors import BadRequest, SpecdemoError
 from ..models.names import AUTO, NONE
-from ..plan.choose import Plan, bars
+from ..plan.choose import PRECISIONS, Plan, bars
 from ..presets import PRESETS
 from .assets import escaped, strings
 
@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from ..plan.load import Planned
 
 OTHER = "other"
-PRECISIONS: Mapping[str, tuple[str, str]] = {
-    "auto": (AUTO, AUTO),
-    "half": (AUTO, NONE),
-    "float32": ("float32", NONE),
-    "lean8": ("int8", NONE),
-    "int8": (AUTO, "int8"),
-    "nf4": (AUTO, "nf4"),
-}
-"""What can be chosen -> the `--dtype` and `--quantize` of the command line. `lean8` is the lean forward's own 8 bit."""
-
 _LONGEST_REQUEST, _LONGEST_NAME = 3000, 1000
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 _log = logging.getLogger(__name__)
