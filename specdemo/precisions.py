@@ -1,7 +1,7 @@
 """What each precision of the target costs and gives: memory, speed, and the price of verifying, with the same prompts.
 
-Each is loaded alone and released before the next, so a card needs room for one. Memory is what the process holds more
-once both models are there, beside what the plan had said.
+Each is loaded alone and released before the next, so a card needs room for one. Memory is what the weights of both
+models really take, counted, beside what the plan had said.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 from .benchmark import STANDARD
 from .benchmark import tables as lane_tables
 from .errors import BadRequest, SpecdemoError
+from .models.held import weights_held
 from .models.loading import Pair
-from .models.memory import held_memory
+from .models.memory import free_memory
 from .plan.choose import PRECISIONS, gib
 from .terminal import table
 
@@ -31,14 +32,15 @@ def measure(names: Sequence[str], load: Load, bench: Callable[[Pair], dict[str, 
     documents: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(names):
         try:
-            pair, held = _loaded(load, *PRECISIONS[name])
+            pair = load(*PRECISIONS[name])
             documents[name] = bench(pair)
         except SpecdemoError as error:
             failure = error
             rows.append({"kept": name, "reason": str(error)})
             continue
-        rows.append(_row(name, pair, held, documents[name]))
+        rows.append(_row(name, pair, documents[name]))
         del pair
+        free_memory()
     if not documents:
         raise failure
     first = next(iter(documents.values()))
@@ -47,21 +49,7 @@ def measure(names: Sequence[str], load: Load, bench: Callable[[Pair], dict[str, 
     return {"environment": first["environment"], "settings": settings, "precisions": rows, "results": results}
 
 
-def _loaded(load: Load, dtype: str, quantize: str) -> tuple[Pair, int]:
-    """The pair, and the bytes that it takes. On a processor it is loaded twice: what libraries bring along when they
-    are first used is no part of a model, and a process does not tell the two apart."""
-    pair = load(dtype, quantize)
-    device = pair.target.device
-    if device.type == "cpu":
-        del pair
-        before = held_memory(device)
-        pair = load(dtype, quantize)
-        return pair, held_memory(device) - before
-    held = held_memory(device)
-    return pair, held
-
-
-def _row(name: str, pair: Pair, held: int, document: Mapping[str, Any]) -> dict[str, Any]:
+def _row(name: str, pair: Pair, document: Mapping[str, Any]) -> dict[str, Any]:
     standard = next(row for row in document["results"] if row["method"] == STANDARD)
     drafting = [row for row in document["results"] if row["verify_cost"] is not None]
     fastest = max((row for row in drafting if row["speedup"] is not None), key=lambda row: row["speedup"], default=None)
@@ -70,7 +58,7 @@ def _row(name: str, pair: Pair, held: int, document: Mapping[str, Any]) -> dict[
         "kept": name,
         "precision": pair.target.precision,
         "path": pair.target.forward_path,
-        "memory": held,
+        "memory": weights_held(*(model for model in (pair.target, pair.draft) if model)),
         "planned": planned.target_weights + planned.draft_weights if planned else None,
         "tokens_per_second": standard["tokens_per_second"],
         "forward_ms": standard["forward_ms_by_width"].get("1"),

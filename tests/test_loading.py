@@ -221,3 +221,11 @@ assert not [name for name in sys.modules if name.startswith(("transformers.model
     assert ran.returncode == 0, ran.stderr
     expected = tiny_target(torch.arange(3, 9)[None]).logits[0, -1].argmax().item()
     assert ran.stdout.split()[0] == str(expected)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads the mapped files of a process from /proc")
+def test_a_loaded_model_keeps_no_file_mapped(target_folder: Path) -> None:
+    """Else as much memory again as the weights' file would count as this process's."""
+    pair = load_pair(str(target_folder), "none", "float32", "cpu")
+    assert str(target_folder) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert pair.target.name == str(target_folder)

@@ -107,6 +107,13 @@ def test_a_stranger_changes_nothing(arena: Arena) -> None:
     assert arena.status.state == "ready"
 
 
+def test_a_page_for_strangers_is_closed_to_everyone(arena: Arena) -> None:
+    """There a proxy stands before it, or may: the machine itself asks then for whoever is behind it."""
+    state = json.loads(Models(arena, closed=True).switch(True, form()))
+    assert state["note"] == strings()["models_elsewhere"]
+    assert state["local"] is False
+
+
 # -- what may be asked for ---------------------------------------------------------------------------------------------
 
 

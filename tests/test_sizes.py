@@ -1,12 +1,7 @@
-"""Estimates against what is really there: tiny models loaded in each precision, and caches opened, within 5 %.
-
-What bitsandbytes and transformers hold is counted tensor by tensor; the lean forward's packed weights are opaque, and
-are asked what is inside.
-"""
+"""Estimates against what is really there: tiny models loaded in each precision, and caches opened, within 5 %."""
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +10,8 @@ import torch
 from tiny_folders import save_folder
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from specdemo.models.held import weights_held
 from specdemo.models.lean import LeanCache, LeanLM
-from specdemo.models.linear import Float16Linear
 from specdemo.models.loading import Keep, load_language_model
 from specdemo.models.quantize import load_quantized
 from specdemo.models.transformers_lm import TransformersLM
@@ -49,53 +44,15 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("sizes") / "llama", tied=False)
 
 
-def packed_bytes(linear: Any) -> int:
-    """A product's weights: a tensor, or what the library says is inside its packed object. Scales are left out."""
-    if hasattr(linear, "_weight"):
-        return int(linear._weight.numel()) * int(linear._weight.dtype.itemsize)
-    if isinstance(linear, Float16Linear):
-        return 2 * int(torch.ops.quantized.linear_unpack_fp16(linear._packed)[0].numel())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tensors of a quantized dtype are deprecated
-        return int(torch.ops.quantized.linear_unpack(linear._packed)[0].numel())
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "int8"])
 def test_the_lean_forward_takes_what_was_planned(tmp_path: Path, tied: bool, precision: str) -> None:
     folder = make(tmp_path / "model", tied, hidden=256, layers=2, vocab=2048)
     lm = load_language_model(folder, "m", Keep(precision), CPU, 2048)
     assert isinstance(lm, LeanLM)
-    products = [lm.head, lm._rotation, *(value for layer in lm.layers for value in vars(layer).values())]
-    held = sum(packed_bytes(one) for one in products if hasattr(one, "_weight") or hasattr(one, "_packed"))
     compute = "bfloat16" if precision == "bfloat16" else "float32"
     planned = weight_bytes(folder_shape(folder, "m"), Kept(precision, "lean", compute))
-    assert held + lm.embedding.nbytes == pytest.approx(planned, rel=TOLERANCE)
-
-
-def tensor_bytes(model: Any) -> int:
-    """Every distinct tensor of a model, those of quantization included."""
-    seen: dict[int, int] = {}
-
-    def add(tensor: Any) -> None:
-        if isinstance(tensor, torch.Tensor) and tensor.numel() > 512:  # shared code tables are smaller
-            seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
-
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            add(parameter.data)
-            state = getattr(parameter, "quant_state", None)
-            if state is not None:
-                add(state.absmax)
-                add(state.state2.absmax if state.nested else None)
-            add(getattr(parameter, "SCB", None))
-        state = getattr(module, "state", None)
-        if state is not None:
-            add(getattr(state, "CB", None))
-            add(getattr(state, "SCB", None))
-        for buffer in module.buffers(recurse=False):
-            add(buffer)
-    return sum(seen.values())
+    assert weights_held(lm) == pytest.approx(planned, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
@@ -103,7 +60,7 @@ def test_bitsandbytes_takes_what_was_planned(llama: Path, kind: str) -> None:
     lm = load_quantized(llama, AutoConfig.from_pretrained(llama), "m", kind, "float32", CPU, 8192)
     assert isinstance(lm, TransformersLM)
     planned = weight_bytes(folder_shape(llama, "m"), Kept(kind, "bitsandbytes", "float32"))
-    assert tensor_bytes(lm.model) == pytest.approx(planned, rel=TOLERANCE)
+    assert weights_held(lm) == pytest.approx(planned, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
@@ -113,7 +70,7 @@ def test_transformers_takes_what_was_planned(tmp_path: Path, precision: str) -> 
     lm = load_language_model(tmp_path, "m", Keep(precision), CPU, 4096)
     assert isinstance(lm, TransformersLM)
     planned = weight_bytes(folder_shape(tmp_path, "m"), Kept(precision, "transformers", precision))
-    assert tensor_bytes(lm.model) == pytest.approx(planned, rel=TOLERANCE)
+    assert weights_held(lm) == pytest.approx(planned, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize(

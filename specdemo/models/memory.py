@@ -1,5 +1,4 @@
-"""Memory that is no longer needed goes back, what is held is counted, and an error says whether it was memory that ran
-out."""
+"""Memory that is no longer needed goes back, and an error says whether it was memory that ran out."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import ctypes
 import gc
 import sys
 
-import psutil
 import torch
 
 _SAYINGS = ("out of memory", "can't allocate memory", "not enough memory")
@@ -25,16 +23,6 @@ def free_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # the C library is not everywhere the one that has it
         if trim is not None:
             trim(0)
-
-
-def held_memory(device: torch.device) -> int:
-    """Bytes that this process holds on a device: of a card what is allocated, else what is resident."""
-    free_memory()
-    if device.type == "cuda":
-        return sum(torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count()))
-    if device.type == "mps":
-        return int(torch.mps.current_allocated_memory())
-    return int(psutil.Process().memory_info().rss)
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

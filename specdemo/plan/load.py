@@ -16,6 +16,7 @@ from .devices import Machine, this_machine
 from .pairs import best_pair, named, plan_pair, shapes_of
 from .shape import SizesUnknown
 from .sizes import Kept
+from .tokenizers import UNSEEN
 
 Progress = Callable[[str, float], None]
 
@@ -48,6 +49,7 @@ class Planned:
         for model in (loaded.target, loaded.draft):
             if model and plan.context < self.wishes.context:
                 model.context_length = min(model.context_length, plan.context)
+        plan = replace(plan, notes=tuple(note for note in plan.notes if note != UNSEEN))  # seen by now
         told = () if plan.is_first else (plan.reason,)
         return replace(loaded, plan=plan, smaller=self.smaller(), notes=(*loaded.notes, *told, *plan.notes))
 

@@ -10,6 +10,8 @@ from ..models.cache_folder import cache_folder
 from ..models.names import EMBEDDED, EMBEDDED_NAME
 from ..models.vocabulary import check_same_vocabulary, read_vocabulary
 
+UNSEEN = "The tokenizers of the two models are not both at hand: they are compared when the pair is loaded."
+
 
 def tokenizers_note(target: str, draft: str) -> str | None:
     """None where the tokenizers of two models agree, else that they are not at hand. Raises ModelUnavailable where they
@@ -17,7 +19,7 @@ def tokenizers_note(target: str, draft: str) -> str | None:
     folders = _folder(target), _folder(draft)
     vocabularies = [folder and read_vocabulary(folder) for folder in folders]
     if not (vocabularies[0] and vocabularies[1]):
-        return "The tokenizers of the two models are not both at hand: they are compared when the pair is loaded."
+        return UNSEEN
     check_same_vocabulary(target, vocabularies[0], draft, vocabularies[1])
     return None
 

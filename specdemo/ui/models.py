@@ -69,11 +69,13 @@ def _is_loopback(address: str) -> bool:
 
 
 class Models:
-    """The handlers, free of Gradio's components. Each answers with the panel's new state."""
+    """The handlers, free of Gradio's components. Each answers with the panel's new state. `device` is where other
+    models are put; `closed`: nobody may switch, not even who seems to be local, since a proxy may stand before it."""
 
-    def __init__(self, arena: Switcher, device: str = AUTO) -> None:
+    def __init__(self, arena: Switcher, device: str = AUTO, closed: bool = False) -> None:
         self._arena = arena
         self._device = device
+        self._closed = closed
 
     def first(self, local: bool) -> str:
         """The state, and what can be chosen."""
@@ -84,7 +86,7 @@ class Models:
         """How the models are, as JSON. `more`: fields besides."""
         status, pair = self._arena.status, self._arena.pair
         shown: dict[str, Any] = {
-            "local": local,
+            "local": local and not self._closed,
             "state": status.state,
             "message": status.message,
             "progress": round(status.progress, 3),
@@ -123,7 +125,7 @@ class Models:
     def _when(self, local: bool, act: Callable[[], object], more: Mapping[str, Any] | None = None) -> str:
         """`act`, if the visitor may; whatever speaks against it becomes a note."""
         try:
-            if not local:
+            if self._closed or not local:
                 raise BadRequest(strings()["models_elsewhere"])
             act()
         except SpecdemoError as error:

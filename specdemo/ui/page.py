@@ -309,7 +309,7 @@ def build(
             with gr.Column(scale=4, elem_id="settings", min_width=300):
                 fields = _settings(text, min(MAX_TOKENS_SLIDER, limits.max_new_tokens), served)
         if not served:
-            models = Models(arena, device)
+            models = Models(arena, device, closed=public)
             panel = drawn(models.first(False), "specdemo.mountModels", tools.acts(tools.MODEL_ACTS), elem_id="models")
         drawn("", "specdemo.mountGuide", elem_id="guide")
         stage = drawn(first_race(), "specdemo.mountStage", elem_id="stage")
