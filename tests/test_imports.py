@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-WITHOUT_TORCH = ("events", "errors", "metrics", "trace", "ui.view")
+WITHOUT_TORCH = ("events", "errors", "metrics", "trace", "ui.view", "served.arena")
 """Modules that a page without models, a test or a reader of traces loads alone."""
 
 PURE = ("engines", "drafters", "acceptance", "sampling", "events", "metrics")

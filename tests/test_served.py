@@ -629,6 +629,17 @@ def test_a_reader_that_goes_away_closes_both_streams() -> None:
         assert not both.arena.stop("me")
 
 
+def test_a_stop_while_waiting_for_a_seat_ends_the_wait() -> None:
+    with served(speed=0.2, seats=1, patience=Patience()) as both, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(lambda: list(both.arena.race(RaceRequest(CODE), "first")))
+        wait_for(lambda: both.speculative.open == 1)
+        second = pool.submit(lambda: list(both.arena.race(RaceRequest(CODE), "second")))
+        wait_for(lambda: both.arena.stop("second"))
+        assert second.result(timeout=10) == []
+        assert both.arena.stop("first")
+        assert {event.finish_reason for event in of(first.result(timeout=10), Finished)} == {"cancelled"}
+
+
 def test_a_race_has_its_time() -> None:
     with served(speed=0.05, patience=Patience()) as both:
         both.arena.limits = replace(both.arena.limits, seconds=1.5)

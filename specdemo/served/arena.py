@@ -12,19 +12,19 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Coroutine, Generator, Iterator, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal, NoReturn
 
 import httpx
 
 from ..errors import BadRequest
-from ..events import Event, Failed, Started
+from ..events import Event, Failed, Finished, Started
 from ..limits import OWN, Limits
 from ..request import RaceRequest, Status, check_size
 from .address import Server
 from .detect import Found, find
-from .faults import ServerFault
+from .faults import ServerFault, unasked
 from .lane import Asked, Lane, Patience
 from .options import SEATS
 
@@ -34,12 +34,15 @@ class _Race:
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None: it is over
+        self.waiting: asyncio.Task[None] | None = None  # for a seat
         self.lanes: list[asyncio.Task[None]] = []
         self.stopped = False
 
     def stop(self) -> None:
         """On the loop."""
         self.stopped = True
+        if self.waiting is not None:
+            self.waiting.cancel()
         for lane in self.lanes:
             lane.cancel()
 
@@ -59,7 +62,7 @@ class ServedArena:
         self._servers = tuple(servers)
         self._patience = patience or Patience()
         self._found: dict[str, Found] = {}
-        self._status = Status("loading", "Looking for the servers", 0.0)
+        self._words: dict[str, str] = {}  # lane -> what is to be said of its server
         self._lock = threading.Lock()
         self._races: dict[str, set[_Race]] = {}
         self._loop = asyncio.new_event_loop()
@@ -106,32 +109,33 @@ class ServedArena:
         self._on_the_loop(self._look()).result()
 
     async def _look(self) -> None:
-        words = await asyncio.gather(*(self._describe(server) for server in self._servers))
-        self._status = Status("ready", " · ".join(words))
-
-    async def _describe(self, server: Server) -> str:
-        try:
-            found = await self._known(server)
-        except ServerFault as fault:
-            return str(fault)
-        except Exception as error:
-            return f"The {server.lane} server at {server.host} could not be asked ({type(error).__name__})."
-        return f"{server.lane}: {found.model} by {found.title} at {server.host}"
+        await asyncio.gather(*(self._known(server) for server in self._servers), return_exceptions=True)
 
     async def _known(self, server: Server) -> Found:
         """What is known of a server; one that was not found yet is looked for again. Raises ServerFault."""
         found = self._found.get(server.lane)
-        if found is None:
+        if found is not None:
+            return found
+        try:
             found = self._found[server.lane] = await find(self._client, server)
+        except Exception as error:
+            fault = error if isinstance(error, ServerFault) else unasked(server, error)
+            self._words[server.lane] = str(fault)
+            raise fault from None
+        self._words[server.lane] = f"{server.lane}: {found.model} by {found.title} at {server.host}"
         return found
 
     @property
     def status(self) -> Status:
-        return self._status
+        """Ready as soon as every server was looked for, found or not: what is down may come back."""
+        words = [self._words.get(server.lane, "") for server in self._servers]
+        if all(words):
+            return Status("ready", " · ".join(words))
+        return Status("loading", "Looking for the servers", 0.0)
 
     @property
     def health(self) -> Literal["loading", "ready"]:
-        return "loading" if self._status.state == "loading" else "ready"
+        return "loading" if self.status.state == "loading" else "ready"
 
     @property
     def lanes(self) -> list[str]:
@@ -189,11 +193,15 @@ class ServedArena:
 
     async def _run(self, race: _Race, request: RaceRequest, servers: Sequence[Server]) -> None:
         """A race from its place in the line to its end."""
+        race.waiting = asyncio.current_task()
         try:
+            if race.stopped:
+                return
             urls = sorted({server.url for server in servers})  # one order for all: nobody waits in a circle
             async with AsyncExitStack() as stack:
                 for url in urls:
                     await stack.enter_async_context(self._seats[url])
+                race.waiting = None
                 until = time.monotonic() + self.limits.seconds
                 together = len(urls) == len(servers)  # with one server for both, each lane has it for itself
                 for group in [servers] if together else [[server] for server in servers]:
@@ -220,8 +228,10 @@ class ServedArena:
         try:
             found = await self._known(server)
         except ServerFault as fault:
-            for event in _never_began(server, request, str(fault)):
-                race.events.put(event)
+            _never_began(race, server, Failed(server.lane, 0.0, str(fault)))
+            return
+        except asyncio.CancelledError:
+            _never_began(race, server, Finished(server.lane, 0.0, "cancelled", (), ""))
             return
         asked = Asked(request.prompt, request.settings, request.raw)
         lane = Lane(self._client, server, found, asked, race.events.put, self._patience)
@@ -230,9 +240,9 @@ class ServedArena:
             self._found.pop(server.lane, None)
 
 
-def _never_began(server: Server, request: RaceRequest, why: str) -> Iterator[Event]:
-    """The events of a lane whose server cannot be had."""
-    yield Started(
+def _never_began(race: _Race, server: Server, end: Event) -> None:
+    """The events of a lane whose server was not found."""
+    started = Started(
         lane=server.lane,
         t=0.0,
         method="standard" if server.lane == "standard" else "served",
@@ -244,4 +254,5 @@ def _never_began(server: Server, request: RaceRequest, why: str) -> Iterator[Eve
         prompt_ids=(),
         clock="client",
     )
-    yield Failed(server.lane, 0.0, why)
+    race.events.put(started)
+    race.events.put(end)

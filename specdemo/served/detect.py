@@ -19,6 +19,9 @@ from .wire import TITLES, Engine
 
 ROUND_TRIPS = 3
 
+ANSWER_S = 10.0
+"""How long a question that needs no work may take."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -105,6 +108,6 @@ def _told(answer: httpx.Response, name: str) -> str:
 
 async def _get(client: httpx.AsyncClient, server: Server, path: str) -> httpx.Response:
     try:
-        return await client.get(server.url + path, headers=server.key.headers())
+        return await client.get(server.url + path, headers=server.key.headers(), timeout=ANSWER_S)
     except httpx.HTTPError:
         raise unreachable(server) from None

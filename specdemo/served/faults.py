@@ -31,6 +31,12 @@ def unreachable(server: Server) -> ServerFault:
     )
 
 
+def unasked(server: Server, error: Exception) -> ServerFault:
+    return ServerFault(
+        f"The {server.lane} server at {server.host} could not be asked ({type(error).__name__}): check the address."
+    )
+
+
 def broken_off(server: Server) -> ServerFault:
     return ServerFault(f"The {server.lane} server at {server.host} broke off in the middle: try again.", passing=True)
 
