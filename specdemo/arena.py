@@ -16,7 +16,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from . import comparison, methods
-from .comparison import Comparison
+from .compared import Comparison
 from .errors import BadRequest, ModelUnavailable, SpecdemoError
 from .events import Event, Failed, Prefilled, Started, Verified
 from .failures import failure_message

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 
@@ -356,10 +356,12 @@ def _retold(
 def _fates(step: Step) -> list[Fate]:
     """What became of a step's drafts. In the step in which the answer ended, what came after its end counts nowhere."""
     refused = step.drafted - step.kept
-    if not step.extra:
-        return ["accepted"] * step.kept + ["clipped"] * refused
     fates: list[Fate] = ["accepted"] * step.kept
-    return fates + (["rejected"] + ["discarded"] * (refused - 1) if refused else [])
+    if not step.extra:
+        fates += ["clipped"] * refused
+    elif refused:
+        fates += ["rejected", *["discarded"] * (refused - 1)]
+    return fates
 
 
 def _reason(server: Server, told: Chunk) -> FinishReason:
@@ -373,12 +375,12 @@ def _reason(server: Server, told: Chunk) -> FinishReason:
 
 async def _with_patience(
     server: Server, response: httpx.Response, patience: Patience, began: Callable[[], bool]
-) -> AsyncIterator[Chunk]:
+) -> AsyncGenerator[Chunk, None]:
     """The chunks of an answer, none of them awaited for ever."""
     media = response.headers.get("content-type", "")
     if "text/event-stream" not in media:
         raise malformed(server, "an answer that is no stream")
-    async with aclosing(response.aiter_bytes()) as blocks, aclosing(chunks(server, blocks)) as read:
+    async with aclosing(chunks(server, response.aiter_bytes())) as read:
         while True:
             seconds = patience.stall_s if began() else patience.first_s
             try:

@@ -155,7 +155,7 @@ def vllm_commands(
     cluster: Cluster, split: Split, target: ModelShape, draft: ModelShape | None, wanted: Wanted
 ) -> list[Command]:
     """Both servers, a line for every node that each of them spans."""
-    commands = []
+    commands: list[Command] = []
     for index, lane in enumerate(("standard", "speculative")):
         words = ["vllm", "serve", target.name, "--host", _host(cluster), "--port", str(PORT + index)]
         words += ["--served-model-name", _short(target.name), "--max-model-len", str(wanted.context)]

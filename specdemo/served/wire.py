@@ -9,7 +9,7 @@ documentation; not tried here).
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -95,7 +95,7 @@ def not_sent(engine: Engine, settings: Settings) -> str:
     return f"Not sent to this server, which is of a kind not known here: {', '.join(changed)}."
 
 
-async def chunks(server: Server, stream: AsyncIterator[bytes]) -> AsyncIterator[Chunk]:
+async def chunks(server: Server, stream: AsyncIterator[bytes]) -> AsyncGenerator[Chunk, None]:
     """The chunks of an event stream, up to its `[DONE]`. Raises ServerFault."""
     async for line in _lines(server, stream):
         if not line.startswith(b"data:"):

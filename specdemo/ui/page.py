@@ -394,7 +394,7 @@ def _settings(text: Mapping[str, str], most_tokens: int, served: bool) -> dict[s
         return [(text[f"{name}_{value}"], value) for value in values]
 
     fields: dict[str, Any] = {}
-    own = {"visible": not served}
+    own: dict[str, Any] = {"visible": not served}
     with gr.Row():
         methods = choices("method", *names)
         fields["method"] = gr.Radio(methods, value="speculative", scale=3, min_width=280, **own, **labels("method"))

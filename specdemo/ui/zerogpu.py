@@ -17,10 +17,11 @@ from typing import Any, Literal
 
 import gradio as gr
 
-from ..arena import Arena, Load, RaceRequest, ShouldStop
+from ..arena import Arena, Load, ShouldStop
 from ..errors import ModelUnavailable, SpecdemoError
 from ..limits import Limits
 from ..models.loading import Pair
+from ..request import RaceRequest
 
 START_S = 15.0
 """For moving the weights to the card and running everything once."""
