@@ -399,6 +399,7 @@ def test_totals_are_used_where_rounds_are_not_told() -> None:
     assert metrics.rounds == 95 - metrics.accepted
     assert metrics.mean_acceptance_length == pytest.approx(95 / metrics.rounds)
     assert "in total" in " ".join(last(events).notes)
+    assert "By the server's own clock: " in " ".join(last(events).notes)
     assert of(events, Counted)
     trace.check(events)
 
@@ -590,6 +591,7 @@ def test_ids_that_are_not_the_texts_are_not_used(how: str) -> None:
         events = both.race()["speculative"]
     finished = last(events)
     assert "not those of its text" in " ".join(finished.notes)
+    assert "tells no token ids" not in " ".join(finished.notes)
     assert set(finished.token_ids) == {UNTOLD}
     assert finished.text.startswith("The old lighthouse keeper")
     trace.check(events)

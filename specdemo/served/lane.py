@@ -239,13 +239,20 @@ class Lane:
         """All that is known when the stream is over."""
         assert self._finish is not None
         self._start(self._last.prompt_ids or ())
+        if not self._sent_ids:
+            self._notes.append(NO_IDS)
+            self._give_up_ids()
         spelled = await self._spelled()
         if self._server.lane == "standard":
             self._tell_standard(spelled)
         else:
             self._tell_speculative(spelled)
-        if not self._sent_ids:
-            self._notes.append(NO_IDS)
+        if self._last.server_s is not None:
+            first, rest = self._last.server_s
+            whole = first + rest
+            self._notes.append(
+                f"By the server's own clock: {1000 * first:.0f} ms to the first token, {whole:.2f} s to the last."
+            )
         self._ended(self._finish)
 
     def _tell_standard(self, spelled: list[str] | None) -> None:
@@ -279,11 +286,16 @@ class Lane:
             return token_texts(ids, text, await self._spellings(text)) if text else [""] * len(ids)
         except Disagreement:
             self._notes.append(WRONG_IDS)
-            self._sent_ids = False
+            self._give_up_ids()
+            return None
+
+    def _give_up_ids(self) -> None:
+        """Tell the lane again without those that came."""
+        self._sent_ids = False
+        if self._ids:
             self._emit_event(Retold(self._server.lane, self._t))
             for piece in self._arrived:
                 self._emit_event(Arrived(piece.lane, piece.t, (), piece.text))
-            return None
 
     async def _spellings(self, text: str) -> dict[int, str]:
         """How the tokens of a text are written in the vocabulary; empty where the server does not tell."""

@@ -51,7 +51,7 @@ class Chunk:
     stopped_by: str | None = None
     total: int | None = None
     speculation: Speculation | None = None
-    server_s: tuple[float, float] | None = None  # time to the first token and from there to the last, by its own clock
+    server_s: tuple[float, float] | None = None  # to the first token and from there to the last, by its own clock
 
 
 def path_of(raw: bool) -> str:
