@@ -212,6 +212,7 @@ class Page:
         finally:
             ran = None if began is None else time.monotonic() - began
             self.line.leave(visitor, ran)
+            self._stopped.discard(visitor)
             self._access.write(**facts, end=end, waited=(began or time.monotonic()) - came, ran=ran)
 
     def _lanes(self, request: RaceRequest, visitor: str, facts: dict[str, Any]) -> Iterator[str]:

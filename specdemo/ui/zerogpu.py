@@ -27,7 +27,7 @@ START_S = 15.0
 """For moving the weights to the card and running everything once."""
 
 TOKEN_S = 0.05
-"""For one token of one lane: twice what a model of 30 billion parameters takes on the cards that are lent."""
+"""For one token of one lane: more than reading the weights of 30 billion parameters takes the cards that are lent."""
 
 LANES = {"race": 3, "comparison": 6}
 """At most so many lanes run."""
