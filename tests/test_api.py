@@ -18,6 +18,7 @@ import pytest
 from fake_lanes import FakeArena, Script, echo_race
 from gradio_client import Client
 from gradio_client.exceptions import AppError
+from ssd_logs import ssd_story
 from tiny_folders import save_folder
 
 from specdemo.arena import Arena
@@ -74,6 +75,18 @@ def test_the_result_is_the_fold_of_both_lanes() -> None:
         assert result[lane]["metrics"]["tokens"] == folds[lane].tokens == 12
     assert result["standard"]["metrics"] == asdict(folds["standard"])
     assert result["speedup"] == pytest.approx(speedup(folds["standard"], folds["speculative"]))
+    assert result["first_divergence"] is None
+    assert json.loads(json.dumps(result, allow_nan=False))
+
+
+def test_a_race_with_ssd_has_a_third_lane_and_is_about_it() -> None:
+    arena = FakeArena(0)
+    arena.scripts["count"] = events = ssd_story()
+    result = final(arena, prompt="count", method="ssd")
+    folds = {lane: fold(event for event in events if event.lane == lane) for lane in ("standard", "speculative", "ssd")}
+    assert {lane: result[lane]["metrics"]["tokens"] for lane in folds} == dict.fromkeys(folds, 9)
+    assert result["ssd"]["metrics"]["hit_rate"] == 0.5
+    assert result["speedup"] == pytest.approx(speedup(folds["standard"], folds["ssd"]))
     assert result["first_divergence"] is None
     assert json.loads(json.dumps(result, allow_nan=False))
 

@@ -65,6 +65,27 @@ def test_both_lanes_end_with_the_same_greedy_ids(arena: Arena) -> None:
     assert arena.status.state == "ready"
 
 
+def test_ssd_races_beside_both_that_it_is_measured_against(arena: Arena) -> None:
+    events = list(arena.race(request(method="ssd")))
+    methods = {event.lane: event.method for event in events if isinstance(event, Started)}
+    assert methods == {"standard": "standard", "speculative": "speculative", "ssd": "ssd"}
+    ends = [event for event in events if isinstance(event, Finished)]
+    assert len({end.token_ids for end in ends}) == 1
+    assert fold(of(events, "ssd")).hit_rate is not None
+
+
+def test_where_ssd_cannot_run_the_race_has_two_lanes() -> None:
+    made = Arena(lambda progress: replace(tiny_pair(), draft=None))
+    made.load()
+    events = list(made.race(request(method="ssd")))
+    started = {event.lane: event for event in events if isinstance(event, Started)}
+    assert {lane: event.method for lane, event in started.items()} == {
+        "standard": "standard",
+        "speculative": "prompt-lookup",
+    }
+    assert any("in place of ssd" in note for note in started["speculative"].notes)
+
+
 def test_the_lane_with_less_engine_time_goes_next() -> None:
     def lane(name: str, seconds: float, rounds: int) -> Iterator[Event]:
         for i in range(1, rounds + 1):

@@ -89,7 +89,7 @@ def test_the_race_is_about_the_ssd_lane() -> None:
     assert insight["histogram"] == list(ssd.accepted_histogram)
 
 
-SAMPLED = {"temperature": 1.0}
+SAMPLED: dict[str, object] = {"temperature": 1.0}
 
 
 @pytest.mark.parametrize(
