@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -139,11 +141,14 @@ def test_two_hundred_visitors_have_room_and_threads() -> None:
 
 
 def test_what_a_server_decides_is_not_asked() -> None:
+    async def inside_a_loop() -> Any:  # else Gradio makes loops that nobody closes
+        return build(both.arena, seats=both.arena.seats)
+
     with served() as both:
-        blocks = build(both.arena, seats=both.arena.seats)
-    shown = {c["props"].get("label"): c["props"].get("visible", True) for c in blocks.config["components"]}
-    assert [shown[label] for label in ("Drafter", "Verification", "Adapt K to what gets accepted")] == [False] * 3
-    assert shown["Temperature"]
+        blocks = asyncio.run(inside_a_loop())
+    visible = {c["props"].get("label"): c["props"].get("visible", True) for c in blocks.config["components"]}
+    assert [visible[label] for label in ("Drafter", "Verification", "Adapt K to what gets accepted")] == [False] * 3
+    assert visible["Temperature"]
     assert "models" not in {c["props"].get("elem_id") for c in blocks.config["components"]}
 
 
@@ -203,7 +208,7 @@ def test_a_served_race_is_drawn_with_counted_ghosts(tab: Tab) -> None:
 @pytest.mark.browser
 def test_the_panel_says_that_p_and_q_are_not_known(tab: Tab) -> None:
     for lane, kind in (("speculative", "rejected"), ("speculative", "accepted"), ("standard", "plain")):
-        tab.locator(f'[data-lane="{lane}"] .sd-output .sd-{kind}').last.click()
+        tab.locator(f'[data-lane="{lane}"] .sd-output .sd-{kind}', has_text=re.compile(r"\w|□")).last.click()
         panel = tab.locator(".sd-why")
         assert "p, q and the draw are not known here" in panel.inner_text()
         assert panel.locator(".sd-gauge, table").count() == 0
