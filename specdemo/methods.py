@@ -19,7 +19,8 @@ from .events import Event
 from .models.base import LanguageModel, can_branch
 from .models.loading import Pair
 from .settings import Settings
-from .ssd.helper import LocalHelper, ProcessHelper, drafts_beside
+from .ssd.helper import Helper, LocalHelper, ProcessHelper, drafts_beside
+from .ssd.stream import StreamHelper
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ def _resolve_ssd(target: LanguageModel, draft: LanguageModel) -> tuple[Method, t
             f"{draft.name} cannot draft for several outcomes at once here ({draft.forward_path}), "
             "so speculative runs in place of ssd.",
         )
+    if _on_one_card(target, draft):
+        return METHODS["ssd"], ("SSD drafts on a second stream of the card that verifies.",)
     if not drafts_beside(target, draft):
         return METHODS["ssd"], ("SSD drafts before each verification and not beside it: that needs Linux and a CPU.",)
     cores = len(os.sched_getaffinity(0))
@@ -113,12 +116,24 @@ def _drafter_factory(method: Method, draft: LanguageModel | None) -> Callable[[J
         if method.name == "hybrid":
             return Hybrid(draft, job.target, job.settings, job.capacity)
         if method.name == "ssd":
-            start = ProcessHelper if drafts_beside(job.target, draft) else LocalHelper
-            helper = start(draft, job.target, job.settings, job.capacity, job.explain)
-            return SSD(helper, draft, job.target, job.settings)
+            return SSD(_start_helper(job, draft), draft, job.target, job.settings)
         return DraftModel(draft, job.target, job.settings, job.capacity)
 
     return make_drafter
+
+
+def _on_one_card(target: LanguageModel, draft: LanguageModel) -> bool:
+    return target.device == draft.device and target.device.type == "cuda"
+
+
+def _start_helper(job: Job, draft: LanguageModel) -> Helper:
+    """Where SSD drafts while the target verifies."""
+    kind: type[ProcessHelper | LocalHelper] = LocalHelper
+    if drafts_beside(job.target, draft):
+        kind = ProcessHelper
+    elif _on_one_card(job.target, draft):
+        kind = StreamHelper
+    return kind(draft, job.target, job.settings, job.capacity, job.explain)
 
 
 def warm_up(pair: Pair, prompt_ids: Sequence[int]) -> None:
