@@ -2,10 +2,10 @@
 
     python bench/ssd_recall.py [--draft-length 3,4] [--budget 4,8,16,32] [--answers FILE] [--out FILE]
 
-What greedy decoding writes is known beforehand, so the target is replaced by its known answers and every round costs
-only its drafts: the engine, the draft model, the guesses and the cache are the real ones. For each K, rule and budget:
+What greedy decoding writes is known beforehand, so the target is not needed: the draft model drafts along the known
+answers, and at each verdict every rule and budget is asked which outcomes it would have drafted for. For each of them:
 
-hit_rate   Share of the rounds whose outcome had a draft.
+hit_rate   Share of the rounds whose outcome would have had a draft.
 recall     By F: share of the rounds whose extra token was among the draft model's first F choices at its position, the
            drafted token left out. That is the hit rate of F guesses at every position, F (K + 1) in all.
 allowed    The recall at F = B / (K + 1), interpolated: what the budget allows where all positions get the same.
@@ -18,94 +18,63 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lookup_bound import Answer, greedy_answers
 
-from specdemo.drafters.ssd import SSD
-from specdemo.engines.job import Job
-from specdemo.engines.speculative import speculative
-from specdemo.events import Event
-from specdemo.metrics import Fold, Metrics
-from specdemo.models.base import LanguageModel
+from specdemo.hits import FAN_OUTS
 from specdemo.models.loading import Pair, load_pair
-from specdemo.settings import Settings
-from specdemo.ssd.helper import LocalHelper
+from specdemo.settings import FanOut, Settings
+from specdemo.ssd.speculator import Speculator
 from specdemo.suite import SUITE, read_suite
 
 CATEGORIES = ("chat", "code", "grounded")
-RULES = ("likeliest", "geometric", "uniform")
 
 
-class KnownTarget:
-    """A language model that continues one known text, whatever it is fed. Everything else is that of `model`."""
+@dataclass
+class Found:
+    """Of one K: rounds, tokens they gave, hits by (rule, budget) and ranks of the extra tokens."""
 
-    def __init__(self, model: LanguageModel, ids: Sequence[int]) -> None:
-        self.name, self.precision, self.forward_path = model.name, model.precision, "known"
-        self.device, self.dtype, self.vocab_size, self.vocab_ids = model.device, model.dtype, model.vocab_size, None
-        self.context_length = model.context_length
-        self.ids = torch.tensor(ids)
+    rounds: int = 0
+    tokens: int = 0
+    hits: Counter[Settings] = field(default_factory=Counter)
+    ranks: Counter[int] = field(default_factory=Counter)
 
-    def open(self, capacity: int) -> KnownCache:
-        return KnownCache(self)
-
-
-class KnownCache:
-    def __init__(self, target: KnownTarget) -> None:
-        self._target = target
-        self.cached = 0
-
-    def extend(self, ids: Tensor, keep: int) -> Tensor:
-        self.cached += len(ids)
-        following = torch.arange(self.cached - keep + 1, self.cached + 1).clamp_(max=len(self._target.ids) - 1)
-        logits = torch.zeros(keep, self._target.vocab_size)
-        return logits.scatter_(1, self._target.ids[following][:, None], 10.0)
-
-    def truncate(self, length: int) -> None:
-        self.cached = min(self.cached, length)
-
-    def close(self) -> None:
-        self.cached = 0
+    def recall(self, fan_out: int) -> float:
+        return sum(count for rank, count in self.ranks.items() if rank < fan_out) / self.rounds
 
 
-def rounds_of(pair: Pair, answer: Answer, settings: Settings) -> list[Event]:
-    """The events of SSD writing a known answer."""
+def follow(pair: Pair, answer: Answer, asked: Sequence[Settings], found: Found) -> None:
+    """Draft along a known answer and count what each of `asked`, which differ in rule and budget, would have hit."""
     assert pair.draft is not None
-    draft, target = pair.draft, KnownTarget(pair.target, answer.ids)
-    job = Job(target, pair.text, answer.ids[: answer.prompt_length], settings, method="ssd", explain=False)
-
-    def make_drafter(job: Job) -> SSD:
-        return SSD(LocalHelper(draft, target, settings, job.capacity, False), draft, target, settings)
-
-    return list(speculative(job, make_drafter))
-
-
-def measure(pair: Pair, answers: Sequence[Answer], settings: Settings) -> Metrics:
-    """Metrics over the rounds of all answers."""
-    folded = Fold()
-    for answer in answers:
-        for event in rounds_of(pair, answer, _of_length(settings, len(answer.ids) - answer.prompt_length)):
-            if event.type in ("drafted", "verified"):
-                folded.add(event)
-    return folded.metrics()
-
-
-def _of_length(settings: Settings, tokens: int) -> Settings:
-    return Settings(
-        max_new_tokens=tokens,
-        ignore_eos=True,
-        draft_length=settings.draft_length,
-        fan_out=settings.fan_out,
-        fan_out_budget=settings.fan_out_budget,
-    )
+    ids, at, k = list(answer.ids), answer.first, asked[0].draft_length
+    speculator = Speculator(pair.draft, pair.target, asked[0], len(ids) + k)
+    speculator.prefill(ids[: answer.prompt_length])
+    while len(ids) - at > 1:
+        tokens = ids[:at]
+        speculator.observe(tokens)
+        draft = speculator.propose(tokens, min(k, len(ids) - at - 1)).tokens.tolist()
+        kept = next((n for n, token in enumerate(draft) if token != ids[at + n]), len(draft))
+        read = speculator.read(tokens, draft)
+        outcome = kept, ids[at + kept]
+        for settings in asked:
+            guesses = speculator.choose_guesses(*read, settings)
+            found.hits[settings] += outcome in zip(guesses.num_accepted.tolist(), guesses.id.tolist(), strict=True)
+        ranked = read[0][kept].tolist()
+        rank = ranked.index(outcome[1]) if outcome[1] in ranked else len(ranked)
+        speculator.experience.learn(kept, len(draft), rank)
+        found.ranks[rank] += 1
+        found.rounds += 1
+        found.tokens += kept + 1
+        at += kept + 1
+    speculator.close()
 
 
 def allowed(recall: Sequence[tuple[int, float]], fan_out: float) -> float:
@@ -117,20 +86,20 @@ def allowed(recall: Sequence[tuple[int, float]], fan_out: float) -> float:
     return points[-1][1]
 
 
-def row(metrics: Metrics, settings: Settings) -> dict[str, Any]:
-    bound = allowed(metrics.recall_by_fan_out, settings.fan_out_budget / (settings.draft_length + 1))
-    hit_rate = metrics.hit_rate or 0.0
+def row(found: Found, settings: Settings) -> dict[str, Any]:
+    recall = [(fan_out, found.recall(fan_out)) for fan_out in FAN_OUTS]
+    bound = allowed(recall, settings.fan_out_budget / (settings.draft_length + 1))
+    hit_rate = found.hits[settings] / found.rounds
     return {
         "draft_length": settings.draft_length,
         "fan_out": settings.fan_out,
         "fan_out_budget": settings.fan_out_budget,
-        "rounds": metrics.rounds,
+        "rounds": found.rounds,
+        "tokens_a_round": round(found.tokens / found.rounds, 3),
         "hit_rate": round(hit_rate, 4),
         "allowed": round(bound, 4),
         "share_of_allowed": round(hit_rate / bound, 3) if bound else None,
-        "recall_by_fan_out": {str(fan_out): round(share, 4) for fan_out, share in metrics.recall_by_fan_out},
-        "tokens_on_hit": round(metrics.tokens_on_hit or 0.0, 3),
-        "tokens_on_miss": round(metrics.tokens_on_miss or 0.0, 3),
+        "recall_by_fan_out": {str(fan_out): round(share, 4) for fan_out, share in recall},
     }
 
 
@@ -157,11 +126,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     answers = known_answers(pair, options.answers, options.max_new_tokens)
     rows = []
     for draft_length in map(int, options.draft_length.split(",")):
-        for budget in map(int, options.budget.split(",")):
-            for rule in RULES:
-                settings = Settings(draft_length=draft_length, fan_out=rule, fan_out_budget=budget)  # type: ignore[arg-type]
-                rows.append(row(measure(pair, answers, settings), settings))
-                print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+        base, found = Settings(draft_length=draft_length), Found()
+        budgets = [int(budget) for budget in options.budget.split(",")]
+        asked = [replace(base, fan_out=rule, fan_out_budget=b) for b in budgets for rule in get_args(FanOut)]
+        for answer in answers:
+            follow(pair, answer, asked, found)
+        rows += [row(found, settings) for settings in asked]
+    for each in rows:
+        print("  ".join(f"{name} {value}" for name, value in each.items()))
     result = {
         "target": pair.target.name,
         "precision": pair.target.precision,

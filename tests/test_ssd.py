@@ -114,6 +114,7 @@ def test_a_lean_pair_writes_the_same_with_ssd(
     """The branches of the lean forward are what its own cache would have given."""
     target = LeanLM.from_transformers(tiny_target, "target")
     draft = LeanLM.from_transformers(tiny_draft, "draft")
+    rates = []
     for k, budget, seed in ((1, 3, 0), (4, 16, 1), (6, 40, 2)):
         settings = Settings(
             max_new_tokens=48,
@@ -127,7 +128,8 @@ def test_a_lean_pair_writes_the_same_with_ssd(
         ours, plain = list(speculative(job, way(draft))), decode(job, "speculative", draft)
         assert outcome(ours).token_ids == outcome(plain).token_ids
         assert fold(ours).accepted_histogram == fold(plain).accepted_histogram
-        assert (fold(ours).hit_rate or 0.0) > 0.05
+        rates.append(fold(ours).hit_rate or 0.0)
+    assert max(rates) > 0.2
 
 
 RUNS = 400

@@ -72,6 +72,11 @@ class Speculator(DraftModel):
 
     def guess(self, tokens: Sequence[int], draft: Sequence[int]) -> Guesses:
         """Read `draft` after `tokens`, and choose the outcomes of its verification to draft for."""
+        return self.choose_guesses(*self.read(tokens, draft), self._settings)
+
+    def read(self, tokens: Sequence[int], draft: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """What may follow `tokens` and 0 .. K tokens of `draft` in place of its next one: ids by falling probability,
+        int64 [K + 1, R], and their probabilities, [K + 1, R]; then the probabilities of the draft's own tokens, [K]."""
         self.observe(tokens)
         fed = self._tensor([*tokens[self._cache.cached :], *draft])
         logits = self._cache.extend(fed, keep=len(draft) + 1)[:, : self._columns]  # [K + 1, columns]
@@ -83,11 +88,13 @@ class Speculator(DraftModel):
         drafted = (probs[:-1] * is_drafted).sum(-1)
         probs[:-1].masked_fill_(is_drafted, -1.0)
         top = probs.topk(self._ranks, dim=-1)
-        weight = weights(self._settings, top.values, drafted, self.experience)
-        count = min(self._settings.fan_out_budget, weight.numel())
-        chosen = weight.flatten().topk(count).indices.sort().values
+        return self._ids(top.indices), top.values, drafted
+
+    def choose_guesses(self, ranked: Tensor, candidates: Tensor, drafted: Tensor, settings: Settings) -> Guesses:
+        """The outcomes to draft for, by the rule and budget of `settings`, of what `read` has found."""
+        weight = weights(settings, candidates, drafted, self.experience)
+        chosen = weight.flatten().topk(min(settings.fan_out_budget, weight.numel())).indices.sort().values
         num_accepted, rank = chosen // self._ranks, chosen % self._ranks
-        ranked = self._ids(top.indices)
         return Guesses(num_accepted, rank, ranked[num_accepted, rank], ranked)
 
     def branch(self, tokens: Sequence[int], draft: Sequence[int], guesses: Guesses) -> Branching:
