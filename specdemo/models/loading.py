@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors.torch import load_file
@@ -35,7 +35,6 @@ from .vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
     from ..plan.choose import Plan
-    from ..plan.load import Planned
 
 WIDENED = "The embedded target is a 4-bit file (Q4_1) widened to 16 bit."
 DTYPE_CHOICES = ("auto", *PRECISIONS)
@@ -56,6 +55,15 @@ class Keep:
     room: Mapping[int | str, int] | None = None
 
 
+class Smaller(Protocol):
+    """A plan below a pair's own, ready to be loaded."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    def load(self, progress: Progress | None = None) -> Pair: ...
+
+
 @dataclass(frozen=True)
 class Pair:
     """A target and what goes with it. `draft` is None where drafting needs no model or none is known."""
@@ -69,7 +77,7 @@ class Pair:
     draft_folder: Path | None = None
     notes: tuple[str, ...] = field(default=())
     plan: Plan | None = None
-    smaller: Planned | None = None  # what to load instead where this pair runs out of memory
+    smaller: Smaller | None = None  # what to load instead where this pair runs out of memory
 
 
 def load_pair(

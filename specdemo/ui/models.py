@@ -147,7 +147,7 @@ class Models:
         pair = self._arena.pair
         if pair is None or pair.smaller is None:
             raise BadRequest(strings()["error_models_smallest"])
-        self._start(_as_planned(pair.smaller))
+        self._start(pair.smaller.load)
 
     def _freed(self) -> dict[str, int]:
         """Bytes by device that the loaded weights will give back."""
@@ -171,10 +171,6 @@ def plan_here(**wanted: Any) -> Planned:
 
 def _planned_load(wanted: Mapping[str, Any]) -> Load:
     return lambda progress: load_fitting(**wanted, progress=progress)
-
-
-def _as_planned(planned: Planned) -> Load:
-    return lambda progress: planned.load(progress)
 
 
 def asked(wanted: object) -> dict[str, Any]:
