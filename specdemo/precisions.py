@@ -15,7 +15,8 @@ from .errors import BadRequest, SpecdemoError
 from .models.held import weights_held
 from .models.loading import Pair
 from .models.memory import free_memory
-from .plan.choose import PRECISIONS, gib
+from .plan.choose import PRECISIONS
+from .plan.sizes import GIB
 from .terminal import table
 
 Load = Callable[[str, str], Pair]
@@ -71,14 +72,24 @@ def _row(name: str, pair: Pair, document: Mapping[str, Any]) -> dict[str, Any]:
 
 def tables(document: Mapping[str, Any]) -> str:
     """The document for people: precisions side by side, then the lanes of each."""
-    columns = ["target", "precision", "memory", "planned", "tokens/s", "verify cost", "fastest", "speedup", "accepted"]
+    columns = [
+        "target",
+        "precision",
+        "memory GiB",
+        "planned",
+        "tokens/s",
+        "verify cost",
+        "fastest",
+        "speedup",
+        "accepted",
+    ]
     measured = [row for row in document["precisions"] if "reason" not in row]
     cells = [
         [
             row["kept"],
             row["precision"],
-            gib(row["memory"]),
-            gib(row["planned"]) if row["planned"] is not None else "-",
+            _cell(row["memory"] / GIB, ".2f"),
+            _cell(row["planned"] / GIB if row["planned"] is not None else None, ".2f"),
             _cell(row["tokens_per_second"], ".1f"),
             _cell(row["verify_cost"], ".2f"),
             row["fastest"] or "-",
