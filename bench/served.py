@@ -322,8 +322,6 @@ def visitors(options: argparse.Namespace) -> int:
             with samples:
                 ends = asyncio.run(_wave(url.rstrip("/"), races))
             wall = time.perf_counter() - began
-            time.sleep(2.0)
-            print(f"{ends.count('finished')} of {len(ends)} finished in {wall:.0f} s", file=sys.stderr, flush=True)
             waves.append(
                 {
                     "races": races,
@@ -337,6 +335,7 @@ def visitors(options: argparse.Namespace) -> int:
                     "mib_afterwards": process.memory_info().rss >> 20,
                 }
             )
+            print(json.dumps(waves[-1]), file=sys.stderr, flush=True)
     first, second = waves
     bounds = {
         "every race finishes or is refused with a sentence": not (first["otherwise"] or second["otherwise"]),

@@ -91,6 +91,7 @@ def test_texts_without_ids_are_not_compared_token_by_token() -> None:
         records = log_of(both)
     assert not [record for record in records if record["k"] == "same" and record["final"]]
     assert of(records, "numbers")[-1]["tokens"] == 34
+    assert of(records, "numbers")[-1]["rounds"] is None
 
 
 def test_a_kept_race_holds_its_rounds_and_no_pieces() -> None:

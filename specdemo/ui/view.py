@@ -316,7 +316,7 @@ def _round(lane: _Lane, event: Verified) -> dict[str, Any]:
 def _shown(metrics: Metrics) -> dict[str, Any]:
     return {
         "tokens": metrics.tokens,
-        "rounds": metrics.rounds,
+        "rounds": metrics.rounds if metrics.rounds or metrics.tokens < 2 else None,
         "tps": significant(metrics.tokens_per_second),
         "ttft": significant(metrics.ttft_s),
         "acceptance": significant(metrics.acceptance_rate),

@@ -27,6 +27,7 @@
     show(story, t) {
       const { rounds } = story.lanes[story.subject];
       const round = rounds[Math.max(0, story.roundAt(story.subject, t))];
+      this.element.hidden = !round; // of text that came in pieces there is nothing to draw
       if (!round || round === this.shown) return;
       this.shown = round;
       const k = round.j.length;
