@@ -67,6 +67,7 @@ class Worker:
 def _work(tasks: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None]) -> None:
     while (order := tasks.get()) is not None:
         task, answer = order
+        told: tuple[Any, BaseException | None]
         try:
             told = task(), None
         except BaseException as error:

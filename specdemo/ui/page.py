@@ -477,7 +477,7 @@ def launch_options(
         "app_kwargs": {
             "middleware": [
                 Middleware(
-                    Gate,  # type: ignore[arg-type]  # Starlette's protocol names its arguments otherwise
+                    Gate,
                     limits=limits,
                     health=lambda: {"state": health()},
                     public=public,
