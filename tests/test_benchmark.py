@@ -31,7 +31,7 @@ from specdemo.text import encode_prompt
 from specdemo.transformers_lanes import Commit, Generation, TransformersLane, TransformersModels
 from specdemo.transformers_lanes import pool as pool_generations
 
-ALL_METHODS = ["standard", "speculative", "prompt-lookup", "hybrid", "hf", "hf-lookup", "hf-assisted"]
+ALL_METHODS = ["standard", "speculative", "prompt-lookup", "hybrid", "ssd", "hf", "hf-lookup", "hf-assisted"]
 FIELDS = {
     "method", "path", "prompts", "tokens", "tokens_per_second", "ttft_ms", "speedup", "speedup_spread",
     "speedup_by_category", "acceptance_rate", "alpha", "mean_acceptance_length", "acceptance_by_position",
@@ -176,7 +176,7 @@ def test_a_method_that_falls_back_says_so(pair: Pair) -> None:
 
 def test_without_names_all_that_can_run_does(pair: Pair) -> None:
     names = [lane.method for lane in benchmark.make_lanes(pair, None)]
-    assert names == ["standard", "speculative", "prompt-lookup", "hybrid", "hf", "hf-assisted"]
+    assert names == ["standard", "speculative", "prompt-lookup", "hybrid", "ssd", "hf", "hf-assisted"]
     alone = replace(pair, draft=None, draft_folder=None)
     assert [lane.method for lane in benchmark.make_lanes(alone, None)] == ["standard", "prompt-lookup", "hf"]
 

@@ -69,7 +69,7 @@ def finished(result: Result) -> Finished:
 # -- generate ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["standard", "speculative", "prompt-lookup", "hybrid"])
+@pytest.mark.parametrize("method", ["standard", "speculative", "prompt-lookup", "hybrid", "ssd"])
 def test_piped_output_is_the_text_and_a_line_end(models: list[str], method: str) -> None:
     said = generate(models, "--method", method)
     told = generate(models, "--method", method, "--json")

@@ -52,7 +52,7 @@ def test_a_llama_runs_through_the_lean_forward_and_answers_as_generate_does(
     assert isinstance(pair.draft, LeanLM)
     prompt = list(range(5, 25))
     expected = tiny_target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24)[0, 20:].tolist()
-    for name in ("standard", "speculative", "prompt-lookup", "hybrid"):
+    for name in ("standard", "speculative", "prompt-lookup", "hybrid", "ssd"):
         end = list(methods.run(pair, name, prompt, Settings(max_new_tokens=24)))[-1]
         assert isinstance(end, Finished)
         assert list(end.token_ids) == expected

@@ -459,6 +459,29 @@ def test_between_rounds_the_lane_has_all_processors_and_the_helper_rests() -> No
                 assert used[0] == used[2]
 
 
+@needs_fork
+@pytest.mark.usefixtures("nothing_left")
+def test_the_target_takes_its_processor_back_when_the_drafts_are_made(tiny_target: LlamaForCausalLM) -> None:
+    """In the middle of a pass: the helper has long been idle when the second layer begins."""
+    target = LeanLM.from_transformers(tiny_target, "target")
+    cores = os.sched_getaffinity(0)
+    helper = ProcessHelper(DRAFT, target, Settings(draft_length=2, fan_out_budget=3), 50, False)
+    cache = target.open(50)
+    try:
+        helper.prefill(PROMPT)
+        helper.speculate([*PROMPT, 3], [1, 2])
+        assert len(os.sched_getaffinity(0)) == max(1, len(cores) - 1)
+        deadline = time.monotonic() + 5.0
+        while helper.board.busy and time.monotonic() < deadline:
+            time.sleep(0.01)
+        cache.extend(torch.tensor([1, 2]), keep=1)
+        assert os.sched_getaffinity(0) == cores
+        assert helper.settle(0, 5).speculation.overlap == "process"
+    finally:
+        helper.close()
+    assert target.between_layers is None
+
+
 def _cpu_ticks(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
