@@ -277,7 +277,12 @@ def crowd(server: Server, page: Page, size: Size) -> Found:
     number = size.clients + size.visitors
     go = threading.Barrier(number)
     clients = [
-        Client(server.url, verbose=False, headers={"X-Forwarded-For": f"198.19.0.{index + 1}"})
+        Client(
+            server.url,
+            verbose=False,
+            headers={"X-Forwarded-For": f"198.19.0.{index + 1}"},
+            httpx_kwargs={"timeout": PATIENCE_S},  # its own patience ends after five seconds
+        )
         for index in range(size.clients)
     ]
     waits: list[float] = []
@@ -546,7 +551,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         before = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {"parts": {}}
-        whole = {**found, "parts": {**before["parts"], **found["parts"]}, "ok": good and before.get("ok", True)}
+        parts = {**before["parts"], **found["parts"]}
+        whole = {**found, "parts": parts, "ok": good and all(part["ok"] for part in parts.values())}
         options.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found))
     return 0 if good else 1
