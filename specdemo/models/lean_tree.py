@@ -45,8 +45,8 @@ class LeanBranches:
         slots = self._memory[:, :, :, start:stop].permute(0, 3, 1, 2, 4).unbind()
         keys, values = self._memory[:, :, :, :stop].unbind(1)
         rows, rotations = lm.embed(ids), lm.rope.at(self._positions, lm.rope.table)
-        for layer, slot, *memory in zip(lm.layers, slots, keys.unbind(), values.unbind(), strict=True):
-            layer(rows, rotations, slot.copy_, (Reach(0, count, *memory, mask),))
+        for layer, slot, key, value in zip(lm.layers, slots, keys.unbind(), values.unbind(), strict=True):
+            layer(rows, rotations, slot.copy_, (Reach(0, count, key, value, mask),))
         self._next = stop
         self._positions = self._positions + 1
         return lm.head(lm.norm(rows)).float()

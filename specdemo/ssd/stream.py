@@ -56,4 +56,4 @@ class StreamHelper(LocalHelper):
     def _seconds(self, name: str) -> float:
         """From the moment when the draft was there, on the card."""
         self._marks[name].synchronize()
-        return self._marks["ready"].elapsed_time(self._marks[name]) / 1000.0
+        return float(self._marks["ready"].elapsed_time(self._marks[name])) / 1000.0
