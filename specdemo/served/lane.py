@@ -372,7 +372,8 @@ def _fates(step: Step) -> list[Fate]:
     if not step.extra:
         fates += ["clipped"] * refused
     elif refused:
-        fates += ["rejected", *["discarded"] * (refused - 1)]
+        fates += ["rejected"]
+        fates += ["discarded"] * (refused - 1)
     return fates
 
 
