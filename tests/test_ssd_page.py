@@ -80,7 +80,7 @@ def test_a_race_without_ssd_has_two_lanes_and_no_cache(stage: OpenStage) -> None
 def test_the_branch_that_came_true_is_lit(tab: Tab) -> None:
     seek(tab, HIT)
     assert tab.locator(".sd-cache h3").inner_text() == "Drafted ahead in round 1"
-    said = words(tab, ".sd-cache .sd-round-story")
+    said = words(tab, ".sd-cache-story")
     assert "Hit: with 1 drafted tokens kept the target wrote ␣c, one of 2 guesses there" in said
     assert "100 % of the work was hidden" in said
     trunk = tab.locator(".sd-tree .sd-trunk .sd-box-text").all_inner_texts()
@@ -98,7 +98,7 @@ def test_the_branch_that_came_true_is_lit(tab: Tab) -> None:
 
 def test_a_miss_shows_what_was_not_prepared(tab: Tab) -> None:
     seek(tab, MISS)
-    said = words(tab, ".sd-cache .sd-round-story")
+    said = words(tab, ".sd-cache-story")
     assert "Miss: with 3 drafted tokens kept the target wrote ␣g, the draft model's choice number 6 there" in said
     assert "80 % of the work was hidden" in said
     assert not tab.locator(".sd-tree .sd-branch-taken").count()
@@ -106,7 +106,7 @@ def test_a_miss_shows_what_was_not_prepared(tab: Tab) -> None:
     assert missed.locator(".sd-branch-token").inner_text() == "␣g"
     assert strings()["tree_missing"] in (missed.text_content() or "")
     seek(tab, LAST)
-    assert words(tab, ".sd-cache .sd-round-story") == strings()["tree_none"]
+    assert words(tab, ".sd-cache-story") == strings()["tree_none"]
 
 
 def test_hits_and_misses_stand_in_a_row_and_lead_to_their_rounds(tab: Tab) -> None:
@@ -122,6 +122,10 @@ def test_hits_and_misses_stand_in_a_row_and_lead_to_their_rounds(tab: Tab) -> No
     tab.keyboard.press("Enter")
     assert tab.locator(".sd-cache h3").inner_text() == "Drafted ahead in round 2"
     assert squares.first.get_attribute("aria-current") is None
+    assert squares.evaluate_all("all => all.map(one => one.tabIndex)") == [-1, 0]
+    for key, number in (("ArrowLeft", 1), ("ArrowLeft", 1), ("ArrowRight", 2), ("ArrowRight", 2)):
+        tab.keyboard.press(key)
+        assert tab.locator(".sd-cache h3").inner_text() == f"Drafted ahead in round {number}"
 
 
 def test_the_round_says_where_its_draft_came_from(tab: Tab) -> None:
@@ -223,7 +227,7 @@ def test_where_nothing_runs_beside_the_target_the_page_says_so(stage: OpenStage)
     assert all(bar[0] < bar[1] for bar in extents(tab, "verify"))
     assert extents(tab, "hidden") == []
     seek(tab, 0.102)
-    assert strings()["tree_before"].split(",")[0] in words(tab, ".sd-cache .sd-round-story")
+    assert strings()["tree_before"].split(",")[0] in words(tab, ".sd-cache-story")
     said = words(tab, ".sd-ssd-card")
     assert "nothing runs beside the target here" in said
 
@@ -299,6 +303,6 @@ def test_every_word_of_it_is_translated(stage: OpenStage, log: str) -> None:
     for key in ("lane_ssd", "ssd_title", "chart_hits", "chart_ready", "tree_about", "phase_hidden"):
         assert chinese[key] in tab.locator("#stage").inner_text(), key
     seek(tab, MISS)
-    assert "未命中" in tab.locator(".sd-cache .sd-round-story").inner_text()
+    assert "未命中" in tab.locator(".sd-cache-story").inner_text()
     for selector in (".sd-cache", ".sd-ssd-card"):
         assert not re.search(r"[a-z]{4,} [a-z]{4,}", tab.locator(selector).inner_text())

@@ -9,8 +9,9 @@
     constructor(seek) {
       this.seek = seek;
       this.strip = make("ol", { class: "sd-hits", "aria-label": text("tree_rounds") });
+      this.strip.addEventListener("keydown", (event) => this.key(event));
       this.title = make("h3", {});
-      this.story = make("p", { class: "sd-round-story" });
+      this.story = make("p", { class: "sd-cache-story" });
       this.grid = make("div", { class: "sd-tree" });
       this.element = make("section", { class: "sd-card sd-cache", "aria-label": text("tree_label"), hidden: true },
         make("header", { class: "sd-card-head" }, this.title, this.story),
@@ -33,6 +34,22 @@
         return [round, square];
       }));
       this.strip.replaceChildren(...[...this.squares.values()].map((square) => make("li", {}, square)));
+      this.reach(this.squares.keys().next().value);
+    }
+
+    // One stop for the Tab key; from there the arrow keys walk over the rounds.
+    reach(round) {
+      for (const [other, square] of this.squares) square.tabIndex = other === round ? 0 : -1;
+    }
+
+    key(event) {
+      const direction = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!direction || event.ctrlKey || event.altKey || event.metaKey) return;
+      event.preventDefault();
+      const squares = [...this.squares.values()];
+      const next = squares[squares.indexOf(event.target) + direction];
+      next?.click();
+      next?.focus();
     }
 
     show(story, t) {
@@ -42,6 +59,7 @@
       if (!round || round === this.shown) return;
       this.squares.get(this.shown)?.removeAttribute("aria-current");
       this.squares.get(round)?.setAttribute("aria-current", "step");
+      if (this.squares.has(round)) this.reach(round);
       this.shown = round;
       this.title.textContent = text("tree_title", { n: round.n });
       this.story.textContent = this.tell(round);
