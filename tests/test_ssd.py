@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -431,6 +432,21 @@ def test_a_closed_run_leaves_no_process(after: int) -> None:
     for _ in range(after):
         next(events)
     events.close()
+
+
+@needs_fork
+@pytest.mark.usefixtures("nothing_left")
+def test_a_helper_keeps_no_connection_of_its_parent_open() -> None:
+    before = set(children())
+    with socket.socket() as listening:
+        events = speculative(make_job(TARGET, PROMPT, Settings(max_new_tokens=90), LETTERS), in_process(DRAFT))
+        next(events)
+        next(events)
+        (helper,) = set(children()) - before
+        kept = [os.readlink(link) for link in Path(f"/proc/{helper}/fd").iterdir() if int(link.name) > 2]
+        assert len(kept) == 1, kept  # its pipe
+        assert os.readlink(f"/proc/self/fd/{listening.fileno()}") not in kept
+        events.close()
 
 
 @needs_fork

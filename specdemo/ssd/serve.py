@@ -36,6 +36,7 @@ def serve(
 ) -> None:
     """Serve until the pipe or the process `parent` ends. `drafting`: what a `Speculator` is made of."""
     others_end.close()
+    _close_what_was_inherited(pipe)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the parent ends this process
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
@@ -48,6 +49,12 @@ def serve(
         pass
     except Exception as error:
         pipe.send((FAILED, f"{type(error).__name__}: {error}"))
+
+
+def _close_what_was_inherited(pipe: Connection) -> None:
+    """A visitor's connection that the parent closes would stay open as long as this process had it too."""
+    os.closerange(3, pipe.fileno())
+    os.closerange(pipe.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def _next(pipe: Connection, parent: int) -> Sequence[object] | None:

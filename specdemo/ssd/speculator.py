@@ -62,13 +62,8 @@ class Speculator(DraftModel):
         super().__init__(model, target, settings, capacity + room)
         self.experience = Experience()
         self.adaptive = settings.adaptive
-        self._room = room
         self._columns = _columns(model, target)
         self._ranks = ranks(model, target, settings)
-
-    def has_room(self, tokens: Sequence[int], draft_length: int) -> bool:
-        """Whether branches behind `tokens` and a draft fit into the context."""
-        return len(tokens) + draft_length + self._room <= self.model.context_length
 
     def guess(self, tokens: Sequence[int], draft: Sequence[int]) -> Guesses:
         """Read `draft` after `tokens`, and choose the outcomes of its verification to draft for."""
