@@ -26,12 +26,12 @@ BENCH = ("bench", "--methods", "speculative,prompt-lookup", "--max-new-tokens", 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of 13 million numbers with the tiny tokenizer and a suite."""
+    """A random Llama of 6 million numbers with the tiny tokenizer and a suite."""
     config = LlamaConfig(
         vocab_size=96,
         hidden_size=512,
         intermediate_size=1536,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=256,

@@ -45,7 +45,9 @@ def plan_pair(target: str, draft: str, machine: Machine, wishes: Wishes, ask_hub
     the tokenizers are here and differ."""
     target_shape, draft_shape = shapes_of(target, draft, ask_hub)
     plan = choose(target_shape, draft_shape, machine, wishes)
-    if draft_shape and not draft_shape.shares_embedding and (note := tokenizers_note(target, draft)):
+    of_two = draft_shape is not None and not draft_shape.shares_embedding  # a distilled draft has its target's
+    note = tokenizers_note(target, draft) if of_two else None
+    if note and plan.draft:
         plan = replace(plan, notes=(*plan.notes, note))
     if plan.fits:
         return plan
