@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import socket
@@ -210,6 +211,7 @@ def url(
         )
         yield address
         blocks.close(verbose=False)
+        gc.collect()  # in this silence: what Gradio's loops leave open would otherwise be a later test's fault
 
 
 @pytest.fixture(scope="module")

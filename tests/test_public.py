@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import io
 import json
 import socket
@@ -402,6 +403,7 @@ def site() -> Iterator[load.Page]:
         )
         yield load.Page(address.rstrip("/"))
         blocks.close(verbose=False)
+        gc.collect()  # in this silence: what Gradio's loops leave open would otherwise be a later test's fault
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
