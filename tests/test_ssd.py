@@ -443,9 +443,9 @@ def test_a_helper_keeps_no_connection_of_its_parent_open() -> None:
         next(events)
         next(events)
         (helper,) = set(children()) - before
-        kept = [os.readlink(link) for link in Path(f"/proc/{helper}/fd").iterdir() if int(link.name) > 2]
+        kept = [link.readlink() for link in Path(f"/proc/{helper}/fd").iterdir() if int(link.name) > 2]
         assert len(kept) == 1, kept  # its pipe
-        assert os.readlink(f"/proc/self/fd/{listening.fileno()}") not in kept
+        assert Path(f"/proc/self/fd/{listening.fileno()}").readlink() not in kept
         events.close()
 
 
