@@ -151,7 +151,7 @@ def edits(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
         type(None): {"a": 1},
     }
     optional = {"draft", "draft_precision", "draft_forward_path", "notes", "version", "outcome", "hit", "metrics"}
-    optional |= {"raw_p", "raw_q", "top", "draft_forwards", "clock", "network_s"}
+    optional |= {"raw_p", "raw_q", "top", "draft_forwards", "clock", "network_s", "speculation"}
     for name, value in record.items():
         if name not in optional:
             yield {key: item for key, item in record.items() if key != name}
