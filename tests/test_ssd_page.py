@@ -81,7 +81,7 @@ def test_the_branch_that_came_true_is_lit(tab: Tab) -> None:
     seek(tab, HIT)
     assert tab.locator(".sd-cache h3").inner_text() == "Drafted ahead in round 1"
     said = words(tab, ".sd-cache-story")
-    assert "Hit: with 1 drafted tokens kept the target wrote ␣c, one of 2 guesses there" in said
+    assert "Hit: with 1 drafted tokens kept the target wrote “␣c”, one of 2 guesses there" in said
     assert "100 % of the work was hidden" in said
     trunk = tab.locator(".sd-tree .sd-trunk .sd-box-text").all_inner_texts()
     assert trunk == ["start", "␣b", "␣x", "␣y"]
@@ -99,7 +99,7 @@ def test_the_branch_that_came_true_is_lit(tab: Tab) -> None:
 def test_a_miss_shows_what_was_not_prepared(tab: Tab) -> None:
     seek(tab, MISS)
     said = words(tab, ".sd-cache-story")
-    assert "Miss: with 3 drafted tokens kept the target wrote ␣g, the draft model's choice number 6 there" in said
+    assert "Miss: with 3 drafted tokens kept the target wrote “␣g”, the draft model's choice number 6 there" in said
     assert "80 % of the work was hidden" in said
     assert not tab.locator(".sd-tree .sd-branch-taken").count()
     missed = tab.locator(".sd-tree-column").last.locator(".sd-branch-missed")

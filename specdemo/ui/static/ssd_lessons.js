@@ -7,6 +7,8 @@
   const milliseconds = (seconds, digits = 2) => `${(1000 * seconds).toFixed(digits)} ms`;
   const signed = (seconds) => `${seconds < 0 ? "−" : "+"}${milliseconds(Math.abs(seconds))}`;
 
+  const whole = (share) => String(Math.round(100 * share)); // beside an axis that says per cent
+
   const fact = (key, value, about) =>
     make("div", { class: "sd-fact" }, make("dt", {}, text(key)), make("dd", {}, make("strong", {}, value), about ? ` ${about}` : ""));
 
@@ -49,9 +51,9 @@
       text("chart_hits_spoken", { recall: list(ssd.recall_by_fan_out), hits: list(ssd.hit_rate_by_fan_out) }),
       { most: fans.length, label: text("axis_fan_out"), ticks: fans.map((_, i) => i + 0.5), name: (tick) => String(fans[tick - 0.5]) },
       { most: 1.1, ticks: [0, 0.5, 1], name: show.percent });
-    ssd.recall_by_fan_out.forEach(([, share], i) => chart.bar(i + 0.3, 0.36, share, "predicted", show.percent(share)));
+    ssd.recall_by_fan_out.forEach(([, share], i) => chart.bar(i + 0.3, 0.36, share, "predicted", whole(share)));
     for (const [fan, share] of ssd.hit_rate_by_fan_out) {
-      if (fans.includes(fan)) chart.bar(fans.indexOf(fan) + 0.7, 0.36, share, "hit", show.percent(share));
+      if (fans.includes(fan)) chart.bar(fans.indexOf(fan) + 0.7, 0.36, share, "hit", whole(share));
     }
     return chart.element;
   };
