@@ -60,6 +60,9 @@ MAX_TOKENS_SLIDER = 512
 WAITING_A_SEAT = 24
 """Visitors who may wait for each race that servers run at once."""
 
+SESSIONS = 200
+"""Of so many visitors Gradio keeps its own state, some 80 KB each. The page keeps nothing there."""
+
 QUEUE_LENGTHS = 4
 """Gradio itself holds as many events as this many lines have room for: those that will be told that it is full, too."""
 
@@ -472,6 +475,7 @@ def launch_options(
         "show_error": False,  # our own sentences reach the page through the log; a stranger's traceback should not
         "quiet": True,
         "max_file_size": "1mb",  # nothing here takes a file
+        "state_session_capacity": SESSIONS,
         **({"max_threads": limits.waiting + 4 * (seats or 0)} if seats else {}),  # one for each who races or waits
         "blocked_paths": ["/"],
         "app_kwargs": {
