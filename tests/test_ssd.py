@@ -342,7 +342,7 @@ def test_a_round_that_ends_inside_the_draft_has_no_outcome() -> None:
 
 
 def test_hits_are_counted_by_fan_out_and_recall_says_what_each_would_have_found() -> None:
-    settings = Settings(max_new_tokens=200, draft_length=3, temperature=1.0, fan_out="uniform")
+    settings = Settings(max_new_tokens=100, draft_length=3, temperature=1.0, fan_out="uniform")
     by_budget = {}
     for fan_out in (1, 2, 4):
         job = make_job(TARGET, PROMPT, replace(settings, fan_out_budget=4 * fan_out), LETTERS)
@@ -586,13 +586,17 @@ def test_saguaro_holds_back_on_the_likeliest_tokens_and_sums_to_one() -> None:
 
 
 def test_saguaro_earns_hits() -> None:
-    settings = Settings(max_new_tokens=1500, draft_length=2, fan_out_budget=3, temperature=1.0)
-    job = make_job(TARGET, PROMPT, settings, LETTERS, explain=False)
-    plain, held_back = (
-        fold(decode(replace(job, settings=replace(settings, saguaro=c)), "ssd", DRAFT)) for c in (1.0, 0.2)
-    )
-    assert held_back.hit_rate > plain.hit_rate  # type: ignore[operator]
-    assert held_back.alpha < plain.alpha  # type: ignore[operator]
+    """And costs acceptance: sums over a few runs."""
+
+    def sums(factor: float) -> tuple[float, float]:
+        settings = Settings(max_new_tokens=120, draft_length=2, fan_out_budget=3, temperature=1.0, saguaro=factor)
+        jobs = [make_job(TARGET, PROMPT, replace(settings, seed=seed), LETTERS, explain=False) for seed in range(4)]
+        runs = [fold(decode(job, "ssd", DRAFT)) for job in jobs]
+        return sum(run.hit_rate or 0.0 for run in runs), sum(run.acceptance_rate or 0.0 for run in runs)
+
+    (hits, accepted), (more_hits, fewer_accepted) = sums(1.0), sums(0.2)
+    assert more_hits > hits
+    assert fewer_accepted < accepted
 
 
 @pytest.mark.parametrize(
