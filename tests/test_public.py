@@ -38,6 +38,9 @@ from specdemo.ui.page import Page, build, launch_options
 from specdemo.ui.serving import accounts, add_serving_arguments, checked_root_path, is_public, on_zerogpu, pair_of_space
 from specdemo.worker import Hung, Worker
 
+# Gradio leaves its event loops open; whichever test collects garbage next would be blamed
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
 ROOT = Path(__file__).parents[1]
 FORM: dict[str, Any] = {**DEFAULTS, "prompt": "one two three four five six seven", "max_new_tokens": 64}
 
