@@ -172,7 +172,8 @@ class Speculation:
     position, from 0, the drafted token left out; None far behind. Times are seconds from the moment when the draft
     went to the target: `guessed_s` when the guesses had been chosen, `built_s` when the last of their drafts was made
     or given up, `known_s` when the outcome became known. build_s: the work; hidden_s: the part of it before `known_s`
-    that ran beside the target. guesses: empty in a run that is not explained.
+    that ran beside the target, or of a stream, what that shortened the round by. guesses: empty in a run that is not
+    explained.
     """
 
     fan_out: tuple[int, ...]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..settings import Settings
+from .queued import queued
 
 PRIOR_ROUNDS = 8.0  # verdicts that the belief before the first one is worth
 PRIOR_ACCEPTANCE, PRIOR_EXPONENT = 0.5, 0.8
@@ -60,7 +61,7 @@ def weights(settings: Settings, candidates: Tensor, drafted: Tensor, experience:
         share = geometric(experience.acceptance, experience.exponent, k)
     else:
         share = [1.0] * (k + 1)
-    counts = torch.tensor(split(settings.fan_out_budget, share), device=candidates.device)
+    counts = queued(split(settings.fan_out_budget, share), torch.int64, candidates.device)
     return (ranks < counts[:, None]).float()
 
 

@@ -18,6 +18,7 @@ from ..models.base import Branches, BranchingLM, LanguageModel
 from ..sampling import Purpose, draw, penalise, round_salt, uniform
 from ..settings import Settings
 from .fan_out import Experience, weights
+from .queued import queued
 from .saguaro import saguaro
 
 RANKED = 32
@@ -78,7 +79,7 @@ class Speculator(DraftModel):
         if not self._settings.greedy:
             logits = logits / self._settings.temperature
         probs = logits.softmax(-1)
-        ids = torch.tensor(draft, device=probs.device)
+        ids = queued(draft, torch.int64, probs.device)
         is_drafted = self._ids(torch.arange(self._columns, device=probs.device))[None, :] == ids[:, None]
         drafted = (probs[:-1] * is_drafted).sum(-1)
         probs[:-1].masked_fill_(is_drafted, -1.0)
@@ -102,7 +103,7 @@ class Speculator(DraftModel):
         ahead = range(len(tokens) + 1, len(tokens) + 1 + len(draft) + self._settings.draft_length)
         uniforms = [uniform(self._settings.seed, position, Purpose.DRAFT, salt) for position in ahead]
         branches = cast(BranchingLM, self._cache).branches(guesses.num_accepted + len(tokens))
-        draws = torch.tensor(uniforms, dtype=torch.float64, device=self.model.device)
+        draws = queued(uniforms, torch.float64, self.model.device)
         return Branching(self, branches, guesses, draws, contexts)
 
     def choose(self, logits: Tensor, draws: Tensor, contexts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
