@@ -21,7 +21,7 @@ from .board import BEGUN, BUILT, GUESSED
 from .helper import LocalHelper, Settled
 
 ALONE_ROUNDS = 3
-"""Rounds in which verification and tree have the card to themselves. The least counts, so what happens once does not."""
+"""Rounds in which verification and tree have the card to themselves. The least counts: what happens once does not."""
 
 
 class StreamHelper(LocalHelper):
