@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ GREEDY, SAMPLED = Settings(), Settings(temperature=1.0)
 def test_the_tokens_are_those_of_speculative_decoding_on_hits_and_on_misses(
     settings: Settings, way: Callable[[Any], Callable[[Job], SSD]]
 ) -> None:
-    settings = replace(settings, max_new_tokens=60, draft_length=3, fan_out_budget=4)
+    settings = replace(settings, max_new_tokens=40, draft_length=3, fan_out_budget=4)
     rates = []
     for seed in (1, 2):
         job = make_job(TARGET, PROMPT, replace(settings, seed=seed), LETTERS)
@@ -134,6 +135,7 @@ def test_a_lean_pair_writes_the_same_with_ssd(
 
 
 RUNS = 400
+FOUR_LETTERS = letters(4)
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
@@ -148,7 +150,7 @@ def test_the_output_is_distributed_as_the_targets_own_with_saguaro(verification:
             max_new_tokens=4, draft_length=2, fan_out_budget=3, temperature=1.0, seed=seed,
             saguaro=0.4, verification=verification, fallback="prompt-lookup",
         )  # fmt: skip
-        events = decode(make_job(target, [0, 1], settings, letters(4), explain=False), "ssd", draft)
+        events = decode(make_job(target, [0, 1], settings, FOUR_LETTERS, explain=False), "ssd", draft)
         counts[outcome(events).token_ids[:3]] += 1
         hits.update(event.hit for event in verdicts(events))
     assert min(hits[True], hits[False]) > RUNS / 5
@@ -176,7 +178,7 @@ def test_a_draft_distribution_that_is_not_told_would_be_noticed(monkeypatch: pyt
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(RUNS):
         settings = Settings(max_new_tokens=4, draft_length=2, fan_out_budget=3, temperature=1.0, seed=seed, saguaro=0.4)
-        events = decode(make_job(target, [0, 1], settings, letters(4), explain=False), "ssd", draft)
+        events = decode(make_job(target, [0, 1], settings, FOUR_LETTERS, explain=False), "ssd", draft)
         counts[outcome(events).token_ids[:3]] += 1
     assert chi_square_p(dict(counts), joint(target.table, [0, 1], 3)) < 1e-4
 
@@ -345,7 +347,7 @@ def test_hits_are_counted_by_fan_out_and_recall_says_what_each_would_have_found(
     settings = Settings(max_new_tokens=100, draft_length=3, temperature=1.0, fan_out="uniform")
     by_budget = {}
     for fan_out in (1, 2, 4):
-        job = make_job(TARGET, PROMPT, replace(settings, fan_out_budget=4 * fan_out), LETTERS)
+        job = make_job(TARGET, PROMPT, replace(settings, fan_out_budget=4 * fan_out), LETTERS, explain=False)
         by_budget[fan_out] = fold(decode(job, "ssd", DRAFT))
     for fan_out, metrics in by_budget.items():
         assert metrics.hit_rate == pytest.approx(dict(metrics.recall_by_fan_out)[fan_out])
@@ -503,29 +505,28 @@ def _cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-ORPHAN = """
-import sys
-sys.path[:0] = [{tests!r}, {root!r}]
-import torch
-from test_ssd import *
-torch.set_num_threads(1)
-events = speculative(make_job(TARGET, PROMPT, Settings(max_new_tokens=900), LETTERS), in_process(DRAFT))
-for _ in range(6):
-    next(events)
-print(children()[0], flush=True)
-time.sleep(60)
-"""
+def _decode_until_killed(told: Connection) -> None:
+    job = make_job(TARGET, PROMPT, Settings(max_new_tokens=900), LETTERS)
+    for index, _event in enumerate(speculative(job, in_process(DRAFT))):
+        if index == 5:
+            told.send(children()[0])
+            time.sleep(60)
 
 
 @needs_fork
+@pytest.mark.usefixtures("nothing_left")
 def test_a_helper_does_not_outlive_a_killed_parent() -> None:
-    tests = Path(__file__).parent
-    code = ORPHAN.format(tests=str(tests), root=str(tests.parent))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        helper = int(parent.stdout.readline())
-        assert Path(f"/proc/{helper}").exists()
-        parent.kill()
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    parent = context.Process(target=_decode_until_killed, args=(theirs,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads
+        parent.start()
+    assert ours.poll(10.0)
+    helper = ours.recv()
+    assert _lives(helper)
+    parent.kill()
+    parent.join()
     deadline = time.monotonic() + 5.0
     while _lives(helper):
         assert time.monotonic() < deadline, "the helper goes on without its parent"
@@ -589,8 +590,8 @@ def test_saguaro_earns_hits() -> None:
     """And costs acceptance: sums over a few runs."""
 
     def sums(factor: float) -> tuple[float, float]:
-        settings = Settings(max_new_tokens=120, draft_length=2, fan_out_budget=3, temperature=1.0, saguaro=factor)
-        jobs = [make_job(TARGET, PROMPT, replace(settings, seed=seed), LETTERS, explain=False) for seed in range(4)]
+        settings = Settings(max_new_tokens=80, draft_length=2, fan_out_budget=3, temperature=1.0, saguaro=factor)
+        jobs = [make_job(TARGET, PROMPT, replace(settings, seed=seed), LETTERS, explain=False) for seed in range(2)]
         runs = [fold(decode(job, "ssd", DRAFT)) for job in jobs]
         return sum(run.hit_rate or 0.0 for run in runs), sum(run.acceptance_rate or 0.0 for run in runs)
 

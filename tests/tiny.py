@@ -74,6 +74,10 @@ class TableLM:
     def forwards(self) -> int:
         return sum(call.kind == "extend" for call in self.calls)
 
+    def break_when_told(self) -> None:
+        if self.fail_at is not None and self.forwards == self.fail_at:  # counted only where asked: it takes long
+            raise RuntimeError("the model broke")
+
 
 class TableCache:
     def __init__(self, lm: TableLM, capacity: int) -> None:
@@ -92,8 +96,7 @@ class TableCache:
         assert ids.ndim == 1
         assert 1 <= keep <= ids.shape[0], f"{keep} rows of {ids.shape[0]} positions"
         assert self.cached + ids.shape[0] <= min(self.capacity, self._lm.context_length), "more than the cache holds"
-        if self._lm.forwards == self._lm.fail_at:
-            raise RuntimeError("the model broke")
+        self._lm.break_when_told()
         self.calls.append(Call("extend", self.cached, ids.shape[0], keep))
         self.ids += ids.tolist()
         before = [0, *self.ids]
@@ -124,8 +127,7 @@ class TableBranches:
     def extend(self, ids: Tensor) -> Tensor:
         self._room -= len(ids)
         assert self._room >= 0, "more branches than there is room for"
-        if self._lm.forwards == self._lm.fail_at:
-            raise RuntimeError("the model broke")
+        self._lm.break_when_told()
         for branch, id in zip(self._ids, ids.tolist(), strict=True):
             branch.append(id)
         return torch.stack([self._lm.table[([0, *branch])[-2], branch[-1]] for branch in self._ids])
