@@ -119,7 +119,7 @@ def test_a_lean_pair_writes_the_same_with_ssd(
     rates = []
     for k, budget, seed in ((1, 3, 0), (4, 16, 1), (6, 40, 2)):
         settings = Settings(
-            max_new_tokens=48,
+            max_new_tokens=32,
             draft_length=k,
             fan_out_budget=budget,
             temperature=temperature,
