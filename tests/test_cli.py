@@ -98,7 +98,7 @@ def test_options_reach_the_run(models: list[str]) -> None:
     given = {
         "max_new_tokens": 7, "temperature": 0.5, "top_k": 9, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.5,
         "seed": 3, "draft_length": 2, "verification": "block", "adaptive": True, "stop": ["abc", "d"],
-        "ignore_eos": True,
+        "ignore_eos": True, "fan_out": "geometric", "fan_out_budget": 5, "saguaro": 0.5, "fallback": "prompt-lookup",
     }  # fmt: skip
     words = [word for name, value in given.items() for word in option(name, value)]
     started = events_of(run("generate", "--prompt", PROMPT, *models, "--json", *words))[0]

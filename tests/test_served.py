@@ -457,7 +457,7 @@ FAULTS = {
     "ids that are none": (Fault(LINES, 'data: {"choices": [{"token_ids": "abc"}]}'), "ids that are no list"),
     "an id that is none": (Fault(LINES, 'data: {"choices": [{"token_ids": [true]}]}'), "a count that is none"),
     "metrics that are none": (Fault(LINES, 'data: {"metrics": {"speculative_decoding": {"x": 1}}}'), "num_spec_steps"),
-    "endless line": (Fault(LINES, "data: " + "x" * (5 << 20)), "a line without an end|no JSON"),
+    "endless line": (Fault(LINES, "data: " + "x" * (1 << 21)), "a line without an end|no JSON"),
 }
 
 

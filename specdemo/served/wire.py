@@ -21,7 +21,7 @@ Engine: TypeAlias = Literal["vllm", "sglang", "llama.cpp", "other"]
 
 TITLES: Mapping[Engine, str] = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "other": "a server"}
 
-LONGEST_LINE = 4 << 20
+LONGEST_LINE = 1 << 20
 """Bytes of one line of a stream; a prompt's ids come in one."""
 
 MOST_IDS = 1 << 20
