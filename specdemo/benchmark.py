@@ -25,7 +25,7 @@ from .metrics import Fold, Metrics, first_divergence, fold, speedup, speedup_of_
 from .models.loading import Pair
 from .settings import Settings
 from .suite import SuitePrompt
-from .terminal import table
+from .terminal import FIGURES, cell, table
 from .text import encode_prompt
 from .transformers_lanes import TransformersLane, TransformersModels
 
@@ -412,8 +412,8 @@ def tables(document: Mapping[str, Any]) -> str:
         (
             [
                 row["method"],
-                *(_cell(row[field], how) for _, field, how in COLUMNS),
-                _cell(row["texts_equal"], ".0%"),
+                *(cell(row[field], how) for _, field, how in COLUMNS),
+                cell(row["texts_equal"], ".0%"),
                 f"{row['path']}, {row['precision']}",
             ]
             for row in rows
@@ -425,9 +425,9 @@ def tables(document: Mapping[str, Any]) -> str:
         (
             [
                 row["method"],
-                _cell(row["speedup"], ".2f"),
+                cell(row["speedup"], ".2f"),
                 _quartiles(row["speedup_spread"]),
-                *(_cell(row["speedup_by_category"][name], ".2f") for name in categories),
+                *(cell(row["speedup_by_category"][name], ".2f") for name in categories),
             ]
             for row in rows
         ),
@@ -437,12 +437,7 @@ def tables(document: Mapping[str, Any]) -> str:
 
 
 COLUMNS = (
-    ("tokens/s", "tokens_per_second", ".1f"),
-    ("TTFT ms", "ttft_ms", ".0f"),
-    ("speedup", "speedup", ".2f"),
-    ("tokens/round", "mean_acceptance_length", ".2f"),
-    ("accepted", "acceptance_rate", ".0%"),
-    ("alpha", "alpha", ".2f"),
+    *FIGURES,
     ("hits", "hit_rate", ".0%"),
     ("draft cost", "cost_ratio", ".3f"),
     ("verify cost", "verify_cost", ".2f"),
@@ -498,10 +493,6 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_rounded(item) for item in value]
     return None if value is None else round(value, 4)
-
-
-def _cell(value: float | None, how: str) -> str:
-    return "-" if value is None else format(value, how)
 
 
 def _quartiles(spread: dict[str, float] | None) -> str:

@@ -17,7 +17,7 @@ from .models.loading import Pair
 from .models.memory import free_memory
 from .plan.choose import PRECISIONS
 from .plan.sizes import GIB
-from .terminal import table
+from .terminal import cell, table
 
 Load = Callable[[str, str], Pair]
 
@@ -88,13 +88,13 @@ def tables(document: Mapping[str, Any]) -> str:
         [
             row["kept"],
             row["precision"],
-            _cell(row["memory"] / GIB, ".2f"),
-            _cell(row["planned"] / GIB if row["planned"] is not None else None, ".2f"),
-            _cell(row["tokens_per_second"], ".1f"),
-            _cell(row["verify_cost"], ".2f"),
+            cell(row["memory"] / GIB, ".2f"),
+            cell(row["planned"] / GIB if row["planned"] is not None else None, ".2f"),
+            cell(row["tokens_per_second"], ".1f"),
+            cell(row["verify_cost"], ".2f"),
             row["fastest"] or "-",
-            _cell(row["speedup"], ".2f"),
-            _cell(row["acceptance_rate"], ".0%"),
+            cell(row["speedup"], ".2f"),
+            cell(row["acceptance_rate"], ".0%"),
         ]
         for row in measured
     ]
@@ -104,7 +104,3 @@ def tables(document: Mapping[str, Any]) -> str:
         own = [result for result in document["results"] if result["kept"] == row["kept"]]
         parts.append(f"{row['kept']}\n{lane_tables({**document, 'results': own})}")
     return "\n\n".join(parts)
-
-
-def _cell(value: float | None, how: str) -> str:
-    return "-" if value is None else format(value, how)

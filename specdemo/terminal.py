@@ -187,6 +187,22 @@ class ProgressBar:
             self._length = 0
 
 
+FIGURES = (
+    ("tokens/s", "tokens_per_second", ".1f"),
+    ("TTFT ms", "ttft_ms", ".0f"),
+    ("speedup", "speedup", ".2f"),
+    ("tokens/round", "mean_acceptance_length", ".2f"),
+    ("accepted", "acceptance_rate", ".0%"),
+    ("alpha", "alpha", ".2f"),
+)
+"""What a table of measured lanes shows of any of them: title, field of a result and format."""
+
+
+def cell(value: float | None, how: str) -> str:
+    """A number of a table."""
+    return "-" if value is None else format(value, how)
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns padded to their widest cell: the first to the left, the others to the right."""
     lines = [list(header), *(list(row) for row in rows)]
@@ -194,8 +210,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     )

@@ -20,7 +20,7 @@ from ..metrics import Metrics, first_divergence, fold, speedup
 from ..request import RaceRequest
 from ..settings import Settings
 from ..suite import SuitePrompt
-from ..terminal import table
+from ..terminal import FIGURES, cell, table
 from .arena import ServedArena
 
 WARM_UP_TOKENS = 16
@@ -135,7 +135,7 @@ def tables(document: Mapping[str, Any]) -> str:
     """The document for people."""
     servers = document["environment"]["servers"]
     rows = [
-        [row["lane"], servers[row["lane"]]["engine"], *(_cell(row[field], how) for _, field, how in COLUMNS)]
+        [row["lane"], servers[row["lane"]]["engine"], *(cell(row[field], how) for _, field, how in COLUMNS)]
         for row in document["results"]
     ]
     lines = [table(["lane", "server", *(title for title, _, _ in COLUMNS)], rows), "", "Measured at the client."]
@@ -147,12 +147,7 @@ def tables(document: Mapping[str, Any]) -> str:
 
 
 COLUMNS = (
-    ("tokens/s", "tokens_per_second", ".1f"),
-    ("TTFT ms", "ttft_ms", ".0f"),
-    ("speedup", "speedup", ".2f"),
-    ("tokens/round", "mean_acceptance_length", ".2f"),
-    ("accepted", "acceptance_rate", ".0%"),
-    ("alpha", "alpha", ".2f"),
+    *FIGURES,
     ("equal", "texts_equal", ".0%"),
 )
 """Title, field of a result and format of the table's numbers."""
@@ -161,7 +156,3 @@ COLUMNS = (
 def _median(values: Any) -> float | None:
     known = [value for value in values if value is not None]
     return round(median(known), 4) if known else None
-
-
-def _cell(value: float | None, how: str) -> str:
-    return "-" if value is None else format(value, how)
