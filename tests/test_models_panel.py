@@ -34,9 +34,6 @@ from specdemo.ui.assets import script, strings, style
 from specdemo.ui.models import Models, asked, is_local
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from playwright.sync_api import Page as Tab
 

@@ -480,6 +480,19 @@ def test_a_lane_that_fails_says_why_and_the_other_goes_on(name: str, caplog: pyt
     assert "sesame" not in caplog.text
 
 
+def test_a_closed_arena_leaves_no_event_loop_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings of loops left open are Gradio's, and not listened to (`pyproject.toml`): so ours is looked at here."""
+    made, make = [], asyncio.new_event_loop
+
+    def noted() -> asyncio.AbstractEventLoop:
+        made.append(make())
+        return made[-1]
+
+    monkeypatch.setattr(asyncio, "new_event_loop", noted)
+    ServedArena([Server("standard", "http://127.0.0.1:9")], patience=QUICK).close()
+    assert [loop.is_closed() for loop in made] == [True]
+
+
 def test_a_server_that_is_down_is_said_to_be_and_found_when_it_is_back() -> None:
     app = Recorded(recording("detailed"))
     with running(Recorded(recording("standard"))) as standard:

@@ -256,8 +256,8 @@ class Delayed:
 
 @needs_fork
 def test_guesses_are_chosen_before_the_outcome_is_known_and_drafts_are_made_meanwhile() -> None:
-    settings = Settings(max_new_tokens=40, draft_length=3, fan_out_budget=6)
-    job = make_job(Delayed(TARGET, 0.05), PROMPT, settings, LETTERS)  # type: ignore[arg-type]
+    settings = Settings(max_new_tokens=24, draft_length=3, fan_out_budget=6)
+    job = make_job(Delayed(TARGET, 0.2), PROMPT, settings, LETTERS)  # type: ignore[arg-type]
     events = list(speculative(job, in_process(DRAFT)))
     ahead = [event.speculation for event in verdicts(events) if event.speculation]
     assert len(ahead) > 5
@@ -268,7 +268,7 @@ def test_guesses_are_chosen_before_the_outcome_is_known_and_drafts_are_made_mean
         assert round.overlap == "process"
     metrics = fold(events)
     assert metrics.hidden_share is not None
-    assert metrics.hidden_share > 0.0  # how much is for `bench` to say, on a quiet machine
+    assert metrics.hidden_share > 0.7  # of little work beside a long verification, on a busy machine too
     check([from_json(to_json(event)) for event in events])
 
 
