@@ -32,9 +32,9 @@ UNTOLD = -1
 """The id of a token that a server does not tell: a refused draft, or text that came without ids. It has no text of its
 own where it was refused."""
 
-Overlap: TypeAlias = Literal["process", "stream", "none"]
+Overlap: TypeAlias = Literal["process", "stream", "card", "none"]
 """How a speculation cache was built beside the verification: by a process on a processor of its own, on a second CUDA
-stream, or before it, with no overlap at all."""
+stream, on a card of the draft model's own, or before it, with no overlap at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from .engines.speculative import speculative
 from .engines.standard import standard
 from .errors import BadRequest
 from .events import Event
-from .models.base import LanguageModel, can_branch
+from .models.base import LanguageModel, can_branch, devices_of
 from .models.loading import Pair
 from .settings import Settings
+from .ssd.card import CardHelper
 from .ssd.helper import Helper, LocalHelper, ProcessHelper, drafts_beside
 from .ssd.stream import StreamHelper
 
@@ -70,6 +71,8 @@ def _resolve_ssd(target: LanguageModel, draft: LanguageModel) -> tuple[Method, t
         )
     if _on_one_card(target, draft):
         return METHODS["ssd"], ("SSD drafts on a second stream of the card that verifies.",)
+    if _on_own_card(target, draft):
+        return METHODS["ssd"], (f"SSD drafts on {draft.device}, a card of its own, while {target.device} verifies.",)
     if not drafts_beside(target, draft):
         return METHODS["ssd"], ("SSD drafts before each verification and not beside it: that needs Linux and a CPU.",)
     cores = len(os.sched_getaffinity(0))
@@ -126,6 +129,11 @@ def _on_one_card(target: LanguageModel, draft: LanguageModel) -> bool:
     return target.device == draft.device and target.device.type == "cuda"
 
 
+def _on_own_card(target: LanguageModel, draft: LanguageModel) -> bool:
+    """Both on cards, and no layer of the target on the draft model's."""
+    return target.device.type == draft.device.type == "cuda" and draft.device not in devices_of(target)
+
+
 def _start_helper(job: Job, draft: LanguageModel) -> Helper:
     """Where SSD drafts while the target verifies."""
     kind: type[ProcessHelper | LocalHelper] = LocalHelper
@@ -133,6 +141,8 @@ def _start_helper(job: Job, draft: LanguageModel) -> Helper:
         kind = ProcessHelper
     elif _on_one_card(job.target, draft):
         kind = StreamHelper
+    elif _on_own_card(job.target, draft):
+        kind = CardHelper
     return kind(draft, job.target, job.settings, job.capacity, job.explain)
 
 

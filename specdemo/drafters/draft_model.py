@@ -38,7 +38,8 @@ class DraftModel:
 
     def prefill(self, tokens: Sequence[int]) -> None:
         if len(tokens) < self.model.context_length:
-            self._cache.extend(self._tensor(tokens), keep=1)
+            logits = self._cache.extend(self._tensor(tokens), keep=1)
+            logits.to(self._target.device)  # if that is another card, it waits: the prompt's time is the lane's
 
     def propose(self, tokens: Sequence[int], draft_length: int) -> Proposal:
         draft_length = min(draft_length, self.model.context_length - len(tokens))

@@ -53,6 +53,12 @@ class BranchingLM(CachedLM, Protocol):
         until the next `extend` or `truncate`."""
 
 
+def devices_of(model: LanguageModel) -> frozenset[device]:
+    """Where a model's weights lie: on one device, unless its layers are spread over several."""
+    devices: frozenset[device] = getattr(model, "devices", frozenset({model.device}))
+    return devices
+
+
 def can_branch(model: LanguageModel) -> bool:
     """Whether what `model.open` gives is a `BranchingLM`."""
     return bool(getattr(model, "branching", False))

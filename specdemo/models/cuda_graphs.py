@@ -9,6 +9,7 @@ the last position is masked until real positions overwrite it.
 from __future__ import annotations
 
 import math
+import threading
 from functools import partial
 
 import torch
@@ -21,6 +22,7 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 """Positions per forward; a call is padded to the next."""
 
 _WARM_UPS = 2
+_RECORDING = threading.Lock()  # torch records one graph at a time, and a draft model on a card of its own has a thread
 
 
 class StaticForward:
@@ -46,11 +48,13 @@ class StaticForward:
         if self._lm.device.type != "cuda":
             return self._compute()
         if self._graph is None:
-            self._graph = self._record()
+            with _RECORDING, torch.cuda.device(self._lm.device):
+                self._graph = self._record()
         self._graph.replay()
         return self._logits
 
     def _record(self) -> torch.cuda.CUDAGraph:
+        """On the current device."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # libraries allocate their workspaces at the first calls
@@ -58,7 +62,7 @@ class StaticForward:
                 self._compute()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._logits = self._compute()
         return graph
 

@@ -88,13 +88,15 @@ def load_pair(
     progress: Progress | None = None,
     keep: Keep | None = None,
     keep_draft: Keep | None = None,
+    draft_device: str | None = None,
 ) -> Pair:
     """Load `target` and its draft model. `draft` is "auto" (the one that comes with the embedded target, if this is
     it), "none", a draft distilled for this target, or any model with the target's tokenizer. `keep` and `keep_draft`
-    say how each is kept, where that is more than a dtype for both. Raises ModelUnavailable or BadRequest, each a
-    sentence for the user."""
+    say how each is kept, where that is more than a dtype for both. draft_device: None for the target's. Raises
+    ModelUnavailable or BadRequest, each a sentence for the user."""
     report = progress or (lambda text, share: None)
     where = choose_device(device)
+    draft_where = choose_device(draft_device) if draft_device else where
     report(f"Finding {target}", 0.0)
     target_folder = find_model(target, partial(_part, report, 0.0, 0.5))
     tokenizer = load_tokenizer(target_folder, target)
@@ -118,9 +120,9 @@ def load_pair(
     if draft_folder is not None:
         report("Loading the draft model", 0.9)
         if is_draft_folder(draft_folder):
-            draft_lm = _load_distilled(draft_folder, target_lm)
+            draft_lm = _load_distilled(draft_folder, target_lm, draft_where)
         else:
-            draft_lm = load_language_model(draft_folder, draft, keep_draft or Keep(dtype), where, vocab_size=size)
+            draft_lm = load_language_model(draft_folder, draft, keep_draft or Keep(dtype), draft_where, vocab_size=size)
     report("Ready", 1.0)
     return Pair(
         target=target_lm,
@@ -139,14 +141,12 @@ def _part(report: Progress, start: float, end: float, text: str, share: float) -
     report(text, start + (end - start) * share)
 
 
-def _load_distilled(folder: Path, target: LanguageModel) -> LanguageModel:
-    """A draft that reads the target's embeddings, in the target's precision, or where that is not one of the lean
-    forward's, in what the device is fast at."""
-    if isinstance(target, LeanLM):
-        return load_draft(folder, target.embedding, target.precision, vocab_size=target.vocab_size)
-    if isinstance(target, TransformersLM):
-        precision = choose_precision(AUTO, target.device)
-        return load_draft(folder, target.embedding, precision, vocab_size=target.vocab_size)
+def _load_distilled(folder: Path, target: LanguageModel, device: torch.device) -> LanguageModel:
+    """A draft that reads the target's embeddings, or on another device a copy of them, in the target's precision, or
+    where that is not one of the lean forward's, in what the device is fast at."""
+    if isinstance(target, LeanLM | TransformersLM):
+        precision = target.precision if isinstance(target, LeanLM) else choose_precision(AUTO, device)
+        return load_draft(folder, target.embedding.to(device), precision, vocab_size=target.vocab_size)
     raise ModelUnavailable(
         f"A distilled draft reads its target's embeddings, which {target.name} does not share when it runs by "
         f"{target.forward_path}: choose another draft model, or the method prompt-lookup."
@@ -220,7 +220,8 @@ def load_language_model(folder: Path, name: str, keep: Keep, device: torch.devic
     if config.is_encoder_decoder:
         raise ModelUnavailable(f"{name} is an encoder-decoder model; only causal language models decode here.")
     precision = choose_precision(keep.dtype, device)
-    obstacle = LeanLM.supports(config) or precision_obstacle(precision, device) or _spread(folder, device, keep)
+    spread = _spread(folder, device, keep)
+    obstacle = LeanLM.supports(config) or precision_obstacle(precision, device) or spread
     try:
         if keep.quantize != NONE:
             whole = transformers_config(folder)
@@ -228,7 +229,7 @@ def load_language_model(folder: Path, name: str, keep: Keep, device: torch.devic
         if obstacle is None:
             return LeanLM(config, _read_weights(folder, device), name, precision, vocab_size)
         whole = transformers_config(folder)
-        return _load_with_transformers(folder, whole, name, keep, device, vocab_size, obstacle)
+        return _load_with_transformers(folder, whole, name, keep, device, vocab_size, obstacle, spread is not None)
     except SpecdemoError:
         raise
     except Exception as error:
@@ -263,8 +264,9 @@ def _spread(folder: Path, device: torch.device, keep: Keep) -> str | None:
 
 
 def _load_with_transformers(
-    folder: Path, config: Any, name: str, keep: Keep, device: torch.device, vocab_size: int, reason: str
+    folder: Path, config: Any, name: str, keep: Keep, device: torch.device, vocab_size: int, reason: str, spread: bool
 ) -> LanguageModel:
+    """By transformers' forward, on `device`, or `spread` over all that there are."""
     dtype = keep.dtype
     if dtype == "int8":
         raise BadRequest(f"int8 runs in the lean forward only, and {name} cannot use it: {reason}.")
@@ -276,7 +278,7 @@ def _load_with_transformers(
         folder,
         config=config,
         dtype=getattr(torch, precision),
-        device_map="auto" if device.type == "cuda" else None,
+        device_map=None if device.type != "cuda" else "auto" if spread else {"": device},
         max_memory=keep.room,
         use_safetensors=True,
         trust_remote_code=False,

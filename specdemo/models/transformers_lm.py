@@ -56,6 +56,7 @@ class TransformersLM:
         self.forward_path = f"transformers ({reason or model.config.model_type})"
         self.embedding: Tensor = model.get_input_embeddings().weight  # [rows, hidden], never quantized
         self.device: torch.device = self.embedding.device
+        self.devices = frozenset(weight.device for weight in model.parameters())  # see `base.devices_of`
         self.dtype: torch.dtype = model.dtype
         self.vocab_size = vocab_size
         self.vocab_ids: Tensor | None = None

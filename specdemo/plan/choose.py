@@ -2,24 +2,27 @@
 
 Both in 16 bit; the target in 8 bit, then in 4, the draft untouched; both in 4; the target's layers spread over several
 cards; without the draft model; with layers waiting in the system's memory; with a smaller context; and then a refusal.
-Nothing here loads or measures: shapes and free memory go in, a `Plan` comes out.
+Where there are several cards, every rung first tries one for each model, so that the draft model can work while the
+target does. Nothing here loads or measures: shapes and free memory go in, a `Plan` comes out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import Any
 
 from ..errors import BadRequest
 from .devices import Device, Machine
 from .shape import ModelShape
-from .sizes import GIB, LANES, Kept, kv_bytes, module_bytes, weight_bytes, workspace_bytes
+from .sizes import GIB, LANES, Kept, embedding_bytes, kv_bytes, module_bytes, weight_bytes, workspace_bytes
 
 AUTO, NONE = "auto", "none"
 DTYPE_CHOICES = (AUTO, "float32", "bfloat16", "float16", "int8")
 QUANTIZE_CHOICES = (AUTO, NONE, "int8", "nf4")
 DEFAULT_CONTEXT, SMALLEST_CONTEXT = 4096, 512
+NO_SECOND_CARD = "No other card has room for the draft model, so it shares the target's."
 BUS_BYTES_PER_S = 16e9
 """At which a layer that waits in the system's memory is copied to a card: PCIe 4.0 x16 reaches a little more."""
 
@@ -214,26 +217,41 @@ class _Ladder:
 
     def whole_plans(self, draft: ModelShape | None) -> Iterator[Plan]:
         """Everything on the devices themselves."""
-        yield from self._on_one(draft)
+        yield from self._unspread(draft)
         yield from self._on_several(draft)
 
-    def _on_one(self, draft: ModelShape | None) -> Iterator[Plan]:
-        for target_precision, draft_precision in self._rungs(self._first, draft):
+    def _unspread(self, draft: ModelShape | None) -> Iterator[Plan]:
+        """Each model on a device as a whole: with several cards on one each where that fits, else both on one."""
+        apart = list(permutations(self._cards, 2)) if draft else []
+        for precisions in self._rungs(self._first, draft):
+            plans = (self._placed(draft, precisions, *devices) for devices in apart)
+            if found := next((plan for plan in plans if plan.fits), None):
+                note = f"The draft model has a card of its own, {found.draft_device}."
+                yield self._told(replace(found, notes=(note,)))
+                continue
             for device in self._cards:
-                kept = self._kept(self._target, target_precision, device)
-                draft_kept = self._draft_kept(draft, draft_precision, kept, device) if draft else None
-                load = Bytes(
-                    weight_bytes(self._target, kept),
-                    weight_bytes(draft, draft_kept) if draft and draft_kept else 0,
-                    LANES * kv_bytes(self._target, kept, self._context),
-                    kv_bytes(draft, draft_kept, self._context) if draft and draft_kept else 0,
-                    self._workspace(kept, draft, draft_kept),
-                )
-                fits = load.total <= device.room
-                plan = self._plan(kept, draft, draft_kept, {"": device.name}, device.name, {device.name: load}, fits)
-                yield self._told(plan)
-                if fits:
+                plan = self._placed(draft, precisions, device, device)
+                yield self._told(replace(plan, notes=(NO_SECOND_CARD,)) if apart and plan.fits else plan)
+                if plan.fits:
                     break
+
+    def _placed(self, draft: ModelShape | None, precisions: tuple[str, str], device: Device, own: Device) -> Plan:
+        """The target on `device`, the draft model on `own`: there with a copy of the embeddings that it shares."""
+        kept = self._kept(self._target, precisions[0], device)
+        weights, cache = weight_bytes(self._target, kept), LANES * kv_bytes(self._target, kept, self._context)
+        workspace = workspace_bytes(self._target, kept, self._context, LANES)
+        loads = {device.name: Bytes(target_weights=weights, target_kv=cache, workspace=workspace)}
+        draft_kept = self._draft_kept(draft, precisions[1], kept, own) if draft else None
+        if draft and draft_kept:
+            weights, cache = weight_bytes(draft, draft_kept), kv_bytes(draft, draft_kept, self._context)
+            if draft.shares_embedding and own != device:
+                weights += embedding_bytes(self._target, kept)
+            workspace = workspace_bytes(draft, draft_kept, self._context, 1)
+            load = Bytes(draft_weights=weights, draft_kv=cache, workspace=workspace)
+            loads[own.name] = loads.get(own.name, Bytes()) + load
+        room = {device.name: device.room, own.name: own.room}
+        fits = all(load.total <= room[name] for name, load in loads.items())
+        return self._plan(kept, draft, draft_kept, {"": device.name}, own.name, loads, fits)
 
     def _on_several(self, draft: ModelShape | None) -> Iterator[Plan]:
         if len(self._cards) > 1:

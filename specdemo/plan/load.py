@@ -45,6 +45,7 @@ class Planned:
             progress,
             keep=keep_as(plan.target_kept, plan, machine),
             keep_draft=keep_as(plan.draft_kept, None, machine) if plan.draft_kept else None,
+            draft_device=plan.draft_device,
         )
         for model in (loaded.target, loaded.draft):
             if model and plan.context < self.wishes.context:

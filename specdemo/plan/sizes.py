@@ -47,6 +47,11 @@ def weight_bytes(shape: ModelShape, kept: Kept) -> int:
     return sum(module_bytes(shape, kept).values())
 
 
+def embedding_bytes(shape: ModelShape, kept: Kept) -> int:
+    """Memory of the embeddings alone, which the lean forward keeps as they were stored."""
+    return shape.of_kind("embedding") * (BYTES.get(shape.stored, 4) if kept.forward == "lean" else BYTES[kept.compute])
+
+
 @lru_cache(maxsize=256)
 def module_bytes(shape: ModelShape, kept: Kept) -> Mapping[str, int]:
     """The same by module, in the order of a forward: embeddings, layers, norm and head."""
