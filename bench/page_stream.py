@@ -101,7 +101,10 @@ def serve_scripted(port: int, tokens: int, rate: float) -> int:
 
 
 class ScriptedArena:
-    """Half of the tokens in each lane, every event when it is due; what is late is not waited for."""
+    """Half of the tokens in each lane, every event when it is due; what is late is not waited for. It has no models and
+    loads none."""
+
+    pair, ran_out = None, False
 
     def __init__(self, tokens: int, rate: float) -> None:
         from specdemo.arena import Status
@@ -111,6 +114,12 @@ class ScriptedArena:
 
     def check(self, request: Any) -> None:
         """Anything may be asked for."""
+
+    def start_switching(self, load: Any) -> None:
+        """There is nothing to switch."""
+
+    def cancel_loading(self) -> None:
+        """Nor to cancel."""
 
     def stop(self, visitor: str = "") -> bool:
         return False

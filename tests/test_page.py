@@ -102,6 +102,26 @@ def test_updates_keep_their_distance() -> None:
     assert 0.02 * count < 0.2 * (time.monotonic() - began)
 
 
+def test_the_queue_rests_between_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left alone, Gradio looks at it a thousand times a second: a tenth of a processor, taken from the models."""
+    sleep, slept = asyncio.sleep, []
+
+    async def counted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(seconds)
+
+    async def loops() -> None:
+        queue = build(FakeArena(0))._queue
+        monkeypatch.setattr(asyncio, "sleep", counted)
+        looking = asyncio.gather(queue.start_processing(), queue.start_progress_updates())
+        await sleep(0.5)
+        queue.close()
+        await looking
+
+    asyncio.run(loops())
+    assert 2 <= len(slept) <= 20  # else the queue was not looked after, or too much
+
+
 def test_a_crash_becomes_a_sentence_and_the_next_race_runs() -> None:
     arena = FakeArena(0)
     page = Page(arena)

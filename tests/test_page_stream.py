@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from bench import page_stream
-from bench.page_stream import LANES, cpu_seconds, descendants, growth_of, scripted, speeds_of
+from bench.page_stream import LANES, ScriptedArena, cpu_seconds, descendants, growth_of, scripted, speeds_of
 from specdemo import trace
 from specdemo.events import Finished, Verified
 from specdemo.ui.form import DEFAULTS
+from specdemo.ui.page import Page, build
 from specdemo.ui.view import RaceView
 
 
@@ -27,6 +28,13 @@ def test_the_script_writes_half_of_the_tokens_in_each_lane_on_time(tokens: int, 
     assert max(due for due, _ in timed) == pytest.approx(tokens / rate)
     fates = {token.fate for event in events if isinstance(event, Verified) for token in event.judged}
     assert fates == {"accepted", "rejected", "discarded"}
+
+
+def test_the_page_stands_over_the_scripted_race() -> None:
+    arena = ScriptedArena(8, 1000.0)
+    assert build(arena).fns
+    *_, log = Page(arena).race("v", page_stream.form(8))
+    assert [line for line in log.splitlines() if '"k":"end"' in line and '"why":"length"' in line][1:]
 
 
 def test_growth_is_of_the_stream_and_not_of_its_last_message() -> None:

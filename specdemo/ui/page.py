@@ -63,6 +63,10 @@ WAITING_A_SEAT = 24
 SESSIONS = 200
 """Of so many visitors Gradio keeps its own state, some 80 KB each. The page keeps nothing there."""
 
+QUEUE_LOOK_S, PROGRESS_LOOK_S = 0.1, 1.0
+"""How often Gradio's loops look for something to do, and for progress bars, which the page has none of. Left alone they
+look a thousand and a hundred times a second, which takes a tenth of a processor from the models."""
+
 QUEUE_LENGTHS = 4
 """Gradio itself holds as many events as this many lines have room for: those that will be told that it is full, too."""
 
@@ -369,6 +373,8 @@ def build(
         gr.on([blocks.load, timer.tick], tick, None, [status, timer], queue=False, **quiet)
         blocks.unload(leave)
     blocks.queue(max_size=QUEUE_LENGTHS * limits.waiting, api_open=False, default_concurrency_limit=2)
+    blocks._queue.sleep_when_free = QUEUE_LOOK_S
+    blocks._queue.progress_update_sleep_when_free = PROGRESS_LOOK_S
     return blocks
 
 
