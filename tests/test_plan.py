@@ -15,10 +15,10 @@ from test_cli import run
 
 from specdemo.errors import BadRequest, ModelUnavailable
 from specdemo.plan import load as plan_load
-from specdemo.plan.choose import Plan, Wishes, bars, choose, smaller
+from specdemo.plan.choose import NO_SECOND_CARD, Plan, Wishes, bars, choose, smaller
 from specdemo.plan.devices import Device, Machine, machine_of, system_memory
 from specdemo.plan.pairs import best_pair, named, plan_pair, shapes_of
-from specdemo.plan.sizes import GIB
+from specdemo.plan.sizes import GIB, embedding_bytes
 from specdemo.presets import PRESETS, find
 
 LLAMA = find("llama-3-70b-8b")
@@ -72,6 +72,47 @@ def test_several_cards_share_the_target_and_the_draft_lies_on_one() -> None:
     assert found.loads["cuda:1"].draft_weights == 0
     whole = found.loads["cuda:0"].target_kv + found.loads["cuda:1"].target_kv
     assert whole == pytest.approx(plan("llama-3-70b-8b", "192GiB").bytes.target_kv, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("preset", "memory", "target_on", "draft_on", "says"),
+    [
+        ("qwen3-8b-0.6b", "cpu=64GiB", {"cpu"}, "cpu", ""),
+        ("qwen3-8b-0.6b", "80GiB", {"cuda:0"}, "cuda:0", ""),
+        ("qwen3-8b-0.6b", "24GiB,24GiB", {"cuda:0"}, "cuda:1", "a card of its own, cuda:1."),
+        ("qwen3-8b-0.6b", "24GiB,24GiB,24GiB", {"cuda:0"}, "cuda:1", "a card of its own, cuda:1."),
+        ("qwen3-8b-0.6b", "8GiB,24GiB", {"cuda:1"}, "cuda:0", "a card of its own, cuda:0."),
+        ("qwen3-8b-0.6b", "80GiB,1GiB", {"cuda:0"}, "cuda:0", NO_SECOND_CARD),
+        ("llama-3-70b-8b", "96GiB,96GiB", {"cuda:0", "cuda:1"}, "cuda:0", ""),
+    ],
+    ids=["no card", "one", "two", "three", "the larger one is the target's", "no room", "the target needs both"],
+)
+def test_the_draft_model_has_a_card_of_its_own_where_there_is_one(
+    preset: str, memory: str, target_on: set[str], draft_on: str, says: str
+) -> None:
+    found = plan(preset, memory, **({"quantize": "none"} if len(target_on) > 1 else {}))
+    assert found.fits
+    assert (set(found.device_map.values()), found.draft_device) == (target_on, draft_on)
+    assert {name for name, load in found.loads.items() if load.draft_weights} == {draft_on}
+    about_cards = [note for note in found.notes if "draft model" in note]
+    assert len(about_cards) == bool(says)
+    assert all(note.endswith(says) for note in about_cards)
+
+
+def test_two_cards_hold_what_one_of_them_would_have_to_make_smaller() -> None:
+    found = plan("qwen3-8b-0.6b", "19GiB,4GiB")
+    assert precisions(found) == ("bfloat16", "bfloat16")
+    assert found.is_first  # nothing had to be given up
+    assert precisions(plan("qwen3-8b-0.6b", "19GiB")) == ("int8", "bfloat16")
+
+
+def test_a_distilled_draft_takes_a_copy_of_the_embeddings_along() -> None:
+    one, two = plan("embedded", "8GiB"), plan("embedded", "8GiB,8GiB")
+    assert (one.draft_device, two.draft_device) == ("cuda:0", "cuda:1")
+    shape = shapes_of("embedded", "auto")[0]
+    copied = two.bytes.draft_weights - one.bytes.draft_weights
+    assert copied == embedding_bytes(shape, two.target_kept) == shape.vocab * shape.hidden * 2
+    assert two.bytes.target_weights == one.bytes.target_weights
 
 
 def test_layers_in_system_memory_are_said_aloud_with_their_cost() -> None:
