@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny_folders import save_folder
 
-from bench import gpu_check, llama_cpp, lookup_bound, table
+from bench import gpu_check, llama_cpp, lookup_bound, ssd_settings, table
 from bench.lookup_bound import Answer, bound, cost_of, drafter_speedup, latest_length, oracle_length
 from specdemo.models.loading import Pair, load_pair
 
@@ -315,3 +315,29 @@ def test_a_llama_cpp_that_is_not_there_is_said(
         arguments = ["--python", python, "--gguf", str(gguf), "--out", str(tmp_path / "o"), "--suite", str(suite)]
         with pytest.raises(SystemExit, match=reason):
             llama_cpp.main(arguments)
+
+
+# -- ssd_settings ------------------------------------------------------------------------------------------------------
+
+
+def test_settings_of_ssd_are_compared_with_speculative_decoding_on_the_same_prompts(
+    pair: Pair, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ssd_settings, "load_pair", lambda target, draft, dtype: pair)
+    out = tmp_path / "settings.json"
+    chosen = ["--settings", "3x6,2x4+lookup", "--suite", str(suite), "--categories", "a,b", "--max-new-tokens", "12"]
+    assert ssd_settings.main([*chosen, "--out", str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == document
+    assert [row["setting"] for row in document["rows"]] == ["3x6", "2x4+lookup"]
+    for row in document["rows"]:
+        assert row["prompts"] == row["same_texts"] == 2  # float32: SSD writes what speculative decoding writes
+        assert row["ratio_least"] <= row["ratio"] <= row["ratio_greatest"]
+        assert 0.0 <= row["hit_rate"] <= 1.0
+        assert row["known_ms"] > 0.0
+
+
+def test_a_setting_is_read_from_its_name() -> None:
+    settings = ssd_settings.settings_of("4x8+lookup", 64)
+    assert (settings.draft_length, settings.fan_out_budget, settings.fallback) == (4, 8, "prompt-lookup")
+    assert ssd_settings.settings_of("1x2", 64).fallback == "draft-model"
