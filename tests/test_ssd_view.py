@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from fake_lanes import Script, interleaved
 from ssd_logs import ssd_story
 
-from specdemo.events import Event, Started, Verified
+from specdemo.events import Event, Overlap, Started, Verified
 from specdemo.metrics import fold, speedup
 from specdemo.projection import MEASURED, PROFILES, project
 from specdemo.settings import Settings
 from specdemo.ssd_insight import SsdFold, ssd_insight
+from specdemo.ui.assets import strings
 from specdemo.ui.export import Recording, as_lines, as_page, read, replayed
 from specdemo.ui.view import LANES, RaceView
 
@@ -135,6 +136,25 @@ def test_a_projection_is_that_of_the_events_and_says_whose_latencies() -> None:
         ]
         assert [row[3] for row in record["lanes"]] == [lane.devices for lane in expected.lanes]
         assert record["lanes"][0][2] == 1.0
+
+
+def test_what_was_measured_with_a_card_for_each_model_is_not_projected() -> None:
+    events = [
+        replace(event, speculation=replace(event.speculation, overlap="card"))
+        if isinstance(event, Verified) and event.speculation
+        else event
+        for event in ssd_story()
+    ]
+    log = records(events)
+    assert [record["profile"] for record in of(log, "projection")] == [*PROFILES]
+    assert {record["p"] for record in of(log, "cache")} == {"card"}
+    assert of(log, "ssd")[-1]["overlap"] == "card"
+
+
+def test_each_way_to_draft_ahead_has_its_words() -> None:
+    for language in ("en", "zh"):
+        keys = {f"{about}_{way}" for about in ("ssd_overlap", "ssd_cause_verify") for way in get_args(Overlap)}
+        assert keys <= set(strings(language))
 
 
 def test_a_projection_that_does_not_hold_shows_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,8 @@ class StaticForward:
         return self._logits
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        """On the current device."""
+        """On the current device, in a stream that is no other graph's: libraries keep a work space for each stream, and
+        the graphs of two models may run at the same time."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # libraries allocate their workspaces at the first calls

@@ -11,15 +11,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import BadRequest
-from ..events import Event
+from ..events import Event, Verified
 from ..projection import MEASURED, PROFILES, project
 from .records import significant
 
 
 def projected(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
     """The records' fields, for a race's own latencies and for each profile; nothing where a lane is missing, failed or
-    is too short, and one record without lanes where the projection does not hold."""
-    for profile in (MEASURED, *PROFILES):
+    is too short, and one record without lanes where the projection does not hold. Where each model had a card of its
+    own the race's latencies need no projection: SSD was measured with them."""
+    apart = any(
+        isinstance(event, Verified) and event.speculation is not None and event.speculation.overlap == "card"
+        for event in events
+    )
+    for profile in PROFILES if apart else (MEASURED, *PROFILES):
         try:
             projection = project(events, profile)
         except BadRequest:

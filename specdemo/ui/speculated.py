@@ -4,7 +4,7 @@ cache  n: round, h: whether the next draft was found in it, o: [kept, text] of t
        r: rank of its extra token among the draft's choices there, null far behind, f: guesses at each position,
        g: [[kept, text, text of the draft that was made for it, whether it was taken], ...],
        b: [until it was built, until the outcome was known] in seconds from the begin of the pass,
-       d: share of the work that the pass hid, p: what made that possible (process, stream, none)
+       d: share of the work that the pass hid, p: what made that possible (process, stream, card, none)
 """
 
 from __future__ import annotations
