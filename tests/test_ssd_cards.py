@@ -26,7 +26,8 @@ from specdemo.metrics import fold
 from specdemo.models.cuda_graphs import StaticForward
 from specdemo.models.lean import LeanLM
 from specdemo.models.lean_buffers import LeanBuffers
-from specdemo.models.loading import Pair
+from specdemo.models.loading import EMBEDDING, Pair
+from specdemo.models.reduced_vocab import DraftConfig, write_draft
 from specdemo.plan.load import load_fitting
 from specdemo.settings import Settings
 from specdemo.ssd import card as card_module
@@ -218,6 +219,22 @@ def test_a_machine_with_two_cards_gives_each_model_one_and_says_so(
     assert "SSD drafts on cuda:1, a card of its own, while cuda:0 verifies." in events[0].notes
     assert {event.speculation.overlap for event in verdicts(events) if event.speculation} == {"card"}
     assert {event.origin for event in events if isinstance(event, Drafted)} >= {"cache"}
+
+
+def test_a_distilled_draft_has_its_own_copy_of_the_embeddings(folders: tuple[str, str], tmp_path: Path) -> None:
+    target = load(folders).target
+    assert isinstance(target, LeanLM)
+    config = DraftConfig("t", 1, 32, 48, 4, 2, 8, 1e4, 1e-6, 512, 40, 96)
+    stored = LlamaForCausalLM(config.llama()).state_dict()
+    layers = {name: weight for name, weight in stored.items() if name not in (EMBEDDING, "lm_head.weight")}
+    embeddings = target.embedding.cpu()
+    ids = torch.arange(5, 45)
+    write_draft(tmp_path / "own", config, layers, ids, torch.zeros(40, 32), torch.zeros(32), embeddings)
+    pair = load((folders[0], str(tmp_path / "own")))
+    assert isinstance(pair.draft, LeanLM)
+    assert pair.draft.embedding.device == SECOND
+    events = [list(methods.run(pair, name, [5, 6, 7], Settings(max_new_tokens=24))) for name in ("standard", "ssd")]
+    assert outcome(events[0]).token_ids == outcome(events[1]).token_ids
 
 
 def test_a_card_that_is_named_is_the_only_one(folders: tuple[str, str]) -> None:
