@@ -9,8 +9,8 @@ that prompt. Of every setting, as medians over the prompts:
 ratio          SSD's tokens per second over those of speculative decoding; also the least and the greatest.
 speculative    Speculative decoding's over standard decoding's: what SSD has to beat.
 hit_rate       Share of the rounds whose outcome had a draft ready.
-build_ms       Making the drafts, beside the verification, and known_ms, when its outcome was known, from the moment when
-               the draft went to the target; of all rounds.
+build_ms       Making the drafts, beside the verification, and known_ms, when its outcome was known, from the moment
+               when the draft went to the target; of all rounds.
 verify_cost    A verification in forwards of one position, and beside it that of speculative decoding.
 """
 
