@@ -22,8 +22,8 @@ test: $(VENV)/installed-dev check model chromium ## all checks and tests
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not browser" -n logical --dist loadfile
 	@exec $(VENV)/bin/python -m pytest -m browser
 
-unit: $(VENV)/installed-dev ## the fast tests: no embedded model, no browser
-	@OMP_NUM_THREADS=1 exec $(VENV)/bin/python -m pytest -m "not embedded and not browser" -n logical --dist loadfile
+unit: $(VENV)/installed-dev ## the fast tests: no embedded model, no browser, no programs started
+	@OMP_NUM_THREADS=1 exec $(VENV)/bin/python -m pytest -m "not embedded and not browser and not process" -n logical --dist loadfile
 
 check: $(VENV)/installed-dev ## formatting, lint, types, import directions
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "Run 'make format'."; exit 1; }

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
 import huggingface_hub.hf_api
+import huggingface_hub.utils._http
 import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -131,6 +133,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", BLOCK)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    at_once = SimpleNamespace(sleep=lambda _seconds: None)  # the client waits between its tries, up to 8 seconds
+    monkeypatch.setattr(huggingface_hub.utils._http, "time", at_once)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)

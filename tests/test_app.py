@@ -14,6 +14,10 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 APP = Path(__file__).parents[1] / "app.py"
 
 

@@ -181,6 +181,7 @@ def test_an_interrupt_ends_the_run_with_what_it_has(models: list[str]) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.process
 def test_the_module_is_a_program(models: list[str], tmp_path: Path) -> None:
     """The whole way in a process of its own, with the prompt from a pipe and Ctrl-C in the middle."""
     arguments = [
@@ -285,6 +286,7 @@ def test_without_arguments_help_is_printed() -> None:
     assert "--max-new-tokens" in run("generate", "--help").out
 
 
+@pytest.mark.process
 def test_help_is_quick_and_a_closed_pipe_is_no_error() -> None:
     probe = "import sys; from specdemo import cli; cli.main([]); print({'torch', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT).stdout.endswith(

@@ -485,6 +485,7 @@ def run(*args: str) -> int:
     return command.run(parser.parse_args(args))
 
 
+@pytest.mark.process
 def test_a_killed_run_goes_on(target: Path, tmp_path: Path) -> None:
     out = tmp_path / "draft"
     log = out / "work" / "log.jsonl"

@@ -229,6 +229,7 @@ embedded.ensure(source)
 """
 
 
+@pytest.mark.process
 def test_a_start_killed_half_way_leaves_nothing_that_is_used(source: Source, tmp_path: Path) -> None:
     with start(HALF_WAY, source) as process:
         assert process.stdout is not None
@@ -255,6 +256,7 @@ print(embedded.ensure(source, lambda what, share: print(what, flush=True)))
 """
 
 
+@pytest.mark.process
 def test_of_two_starts_at_once_one_converts_and_the_other_waits(source: Source, tmp_path: Path) -> None:
     with start(TOGETHER, source) as first, start(TOGETHER, source) as second:
         said = [first.communicate()[0], second.communicate()[0]]
@@ -532,6 +534,7 @@ def test_the_command_prints_the_folder(embedded_folder: Path) -> None:
     assert (done.stdout, done.stderr) == (f"{embedded_folder}\n", "")
 
 
+@pytest.mark.process
 def test_the_command_tells_a_fault_in_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "specdemo.models.embedded"],

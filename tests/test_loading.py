@@ -207,6 +207,7 @@ def test_a_complete_configuration_is_read_as_it_stands_and_any_other_by_transfor
     assert explicit_llama(described | {"rope_parameters": scaled}) is None
 
 
+@pytest.mark.process
 def test_nothing_is_imported_that_a_complete_llama_does_not_need(copy: Path, tiny_target: LlamaForCausalLM) -> None:
     """transformers' class for a configuration brings seconds of other imports along."""
     change(copy / "config.json", **_complete(copy))

@@ -334,6 +334,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], says: str) 
     assert says in told.err
 
 
+@pytest.mark.process
 def test_a_plan_for_named_pairs_needs_neither_torch_nor_a_network() -> None:
     code = """
 import socket, sys

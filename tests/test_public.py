@@ -339,6 +339,7 @@ def test_strangers_are_expected_where_they_can_come(monkeypatch: pytest.MonkeyPa
     assert not on_zerogpu({})
 
 
+@pytest.mark.process
 def test_on_a_space_strangers_come_from_the_hub_s_proxy() -> None:
     """The variable is read when the module is, as in a Space's process."""
     code = (

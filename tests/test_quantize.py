@@ -166,6 +166,7 @@ def test_without_bitsandbytes_a_run_goes_on_and_says_so(folder: Path, monkeypatc
     assert "bitsandbytes is not installed" in told.err
 
 
+@pytest.mark.process
 def test_loading_without_quantization_does_not_import_it(folder: Path) -> None:
     import subprocess
 

@@ -112,6 +112,7 @@ def test_good():
     [("true", "1 failed, 1 passed, 1 xfailed, 3 errors"), ("", "1 passed, 4 skipped, 1 xfailed")],
     ids=["in CI", "elsewhere"],
 )
+@pytest.mark.process
 def test_a_skip_is_a_failure_in_ci_only(tmp_path: Path, ci: str, line: str) -> None:
     (tmp_path / "conftest.py").write_text(read("tests/conftest.py"), encoding="utf-8")
     (tmp_path / "test_skips.py").write_text(SKIPS, encoding="utf-8")

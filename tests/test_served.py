@@ -735,6 +735,7 @@ def test_the_command_line_measures_servers(capsys: pytest.CaptureFixture[str], t
 # -- weight ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_served_lanes_and_their_page_need_no_torch() -> None:
     code = (
         "import sys; sys.argv = ['app.py']; import app, specdemo.ui.page as page, specdemo.served.arena as arena;"

@@ -163,6 +163,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process from /proc")
+@pytest.mark.process
 def test_ten_switches_leave_the_memory_as_it_was(tmp_path: Path, tiny_target: LlamaForCausalLM) -> None:
     from tiny_folders import save_folder
 

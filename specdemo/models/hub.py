@@ -15,6 +15,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
+    DryRunError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
@@ -39,17 +40,40 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     bytes of them there are; what it raises ends the fetching. Raises ModelUnavailable."""
     told = 0
 
-    def tell(done: int, total: int) -> None:
+    def tell(done: int) -> None:
         nonlocal told
-        if progress and total and (done == total or done - told > total / 500):
+        if progress and wanted and (done >= wanted or done - told > wanted / 500):
             told = done
-            progress(f"Fetching {name} ({_size(done)} of {_size(total)})", min(1.0, done / total))
+            progress(f"Fetching {name} ({_size(done)} of {_size(wanted)})", min(1.0, done / wanted))
 
     with hub_errors(name):
+        try:
+            wanted = _wanted(name)
+        except DryRunError as error:
+            return _stored(name, error.__cause__)
+        if not wanted:
+            return _stored(name)
         return Path(snapshot_download(name, allow_patterns=_REPOSITORY_FILES, tqdm_class=_counter(tell)))
 
 
-def _counter(tell: Callable[[int, int], None]) -> type[Any]:
+def _wanted(name: str) -> int:
+    """Bytes of a model that are on the hub and not here. Asked beforehand, because while it fetches the client learns
+    of its files one by one. Raises DryRunError where the hub cannot be asked."""
+    files = snapshot_download(name, allow_patterns=_REPOSITORY_FILES, tqdm_class=_counter(), dry_run=True)
+    return sum(file.file_size for file in files if file.will_download)
+
+
+def _stored(name: str, refusal: BaseException | None = None) -> Path:
+    """The folder of a model that was fetched before; where it is not whole, what the hub said is raised."""
+    try:
+        return Path(snapshot_download(name, allow_patterns=_REPOSITORY_FILES, local_files_only=True))
+    except LocalEntryNotFoundError:
+        if isinstance(refusal, HfHubHTTPError):
+            raise refusal from None
+        raise
+
+
+def _counter(tell: Callable[[int], None] = lambda done: None) -> type[Any]:
     """A progress bar for the hub's client that shows nothing and tells of the bytes. Files are fetched by several
     threads: once `tell` has raised in one, it does so in all of them, or the others would go on."""
     stopped: list[BaseException] = []
@@ -66,7 +90,7 @@ def _counter(tell: Callable[[int, int], None]) -> type[Any]:
                     raise stopped[0]
                 if self._counts_bytes:
                     try:
-                        tell(int(self.n), int(self.total or 0))
+                        tell(int(self.n))
                     except BaseException as error:
                         stopped.append(error)
                         raise
