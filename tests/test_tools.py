@@ -200,7 +200,19 @@ def test_what_the_server_says_is_translated_where_it_is_known(mount: Callable[..
             "draft length 必须是 0 到 16 的整数，不能是 '<b>'。",
         ),
         ("Prompt must be text.", "提示词必须是文字。"),
+        (
+            "With the target in 8 bit and no draft model the models take 3.1 GiB of the 4.0 GiB that cuda:0 can give; "
+            "the draft model is given up, and prompt lookup drafts without one; the context shrinks from 8,192 to 512 "
+            "positions.",
+            "目标为 8 位、不用草稿模型，模型占用 3.1 GiB，cuda:0 可提供 4.0 GiB；"
+            "放弃草稿模型，由提示词查找起草；上下文从 8,192 个位置缩短到 512 个。",
+        ),
+        (
+            "The standard server at 127.0.0.1:8001 is not ready (503), saying “loading weights”: try again.",
+            "位于 127.0.0.1:8001 的标准服务器还没有准备好（503），并说“loading weights”：请再试。",
+        ),
         ("Something else.", "Something else."),
+        ("One thing; another", "One thing; another"),
         ("", ""),
     ):
         assert tab.evaluate("sentence => specdemo.said(sentence)", sentence) == said

@@ -118,7 +118,9 @@
       const blanks = Object.entries(found.groups ?? {}).map(([name, words]) => [name, specdemo.said(translated(words))]);
       return specdemo.text(key, Object.fromEntries(blanks));
     }
-    return sentence;
+    const facts = sentence.split("; ");
+    const told = facts.length > 1 ? facts.map(specdemo.said) : facts;
+    return told.some((fact, index) => fact !== facts[index]) ? told.join("；") : sentence;
   };
 
   specdemo.speak = (language) => {
