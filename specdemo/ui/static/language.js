@@ -115,7 +115,9 @@
     for (const [key, pattern] of sentences) {
       const found = pattern.exec(sentence);
       if (!found) continue;
-      const blanks = Object.entries(found.groups ?? {}).map(([name, words]) => [name, specdemo.said(translated(words))]);
+      const blanks = Object.entries(found.groups ?? {}).map(([name, words]) => {
+        return [name, name === "quote" ? words : specdemo.said(translated(words))]; // a server's own words stay its own
+      });
       return specdemo.text(key, Object.fromEntries(blanks));
     }
     const facts = sentence.split("; ");
