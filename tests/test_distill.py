@@ -288,6 +288,26 @@ def test_slots_write_what_the_model_would_write_alone(target: Path) -> None:
     torch.testing.assert_close(logits, expected, rtol=5e-3, atol=5e-3)
 
 
+def test_what_all_texts_begin_with_is_read_once(target: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(target)
+    decoder = SlotDecoder.from_folder(target, 3, 40, torch.device("cpu"))
+    opening = [7, 9, 11, 6, 8]
+    ids = torch.randint(5, WORDS, (3, 10), generator=torch.Generator().manual_seed(1))
+    read = decoder.begin_with(opening)
+    for slot in range(3):
+        decoder.reset(slot)
+    for t in range(10):
+        if t == 4:
+            decoder.reset(1)
+        logits = decoder.step(ids[:, t])
+    with torch.no_grad():
+        alone = model(torch.tensor([opening])).logits[0]
+        texts = [torch.tensor([[*opening, *ids[i, 4 if i == 1 else 0 :].tolist()]]) for i in range(3)]
+        expected = torch.stack([model(text).logits[0, -1] for text in texts])
+    torch.testing.assert_close(read, alone, rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(logits, expected, rtol=5e-3, atol=5e-3)
+
+
 # The data
 
 

@@ -100,6 +100,9 @@ class Writer:
         self._decoder, self._frame, self._encode = decoder, frame, encode
         self._seed = seed
         self._generator = torch.Generator(decoder.positions.device).manual_seed(seed * 1_000_003 + begun)
+        read = decoder.begin_with(frame.opening[:-1])  # its last token is the first one that a slot is fed
+        ids, logprobs = likeliest(read)
+        self._opinions = [([0] * TOP, [0.0] * TOP), *zip(ids.tolist(), logprobs.tolist(), strict=True)]
         self._texts = [self._begin(slot) for slot in range(slots)]
 
     def _begin(self, slot: int) -> Conversation:
@@ -114,10 +117,9 @@ class Writer:
             if len(request) <= REQUEST_LIMIT and tuple(request) not in self.known:
                 self.known.add(tuple(request))
                 begin = request + frame.between
-        forced = [(token, SEED) for token in (*frame.opening, *begin)]
-        text = Conversation(forced, temperature, limit, answering=not frame.between)
-        token, role = text.forced.pop(0)
-        text.append(token, role, [0] * TOP, [0.0] * TOP)
+        text = Conversation([(token, SEED) for token in begin], temperature, limit, answering=not frame.between)
+        for token, (ids, logprobs) in zip(frame.opening, self._opinions, strict=True):
+            text.append(token, SEED, ids, logprobs)
         self._decoder.reset(slot)
         return text
 
@@ -174,12 +176,17 @@ def choose(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> 
     Sampling: the likeliest 32, then temperature, then top-p 0.95.
     """
     best, ids = logits.topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
-    logprobs = best[:, :TOP] - logits.logsumexp(dim=-1, keepdim=True)
     probs = (best / temperatures.clamp(min=1e-3)[:, None]).softmax(dim=-1)
     probs = probs * (probs.cumsum(dim=-1) - probs < TOP_P)
     drawn = torch.multinomial(probs, 1, generator=generator)
     drawn = torch.where(temperatures[:, None] == 0, torch.zeros_like(drawn), drawn)
-    return ids[:, :TOP], logprobs, ids.gather(1, drawn).squeeze(1)
+    return *likeliest(logits), ids.gather(1, drawn).squeeze(1)
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(top ids [S, 4], their log-probabilities) for logits [S, V]."""
+    best, ids = logits.topk(min(TOP, logits.shape[-1]), dim=-1)
+    return ids, best - logits.logsumexp(dim=-1, keepdim=True)
 
 
 def generate(

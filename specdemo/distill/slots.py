@@ -2,12 +2,14 @@
 
 A lean forward serves one sequence; here its layers' weights are read once for all slots, which is what makes writing
 training text affordable, and only attention differs. A slot that ends is reset and goes on with the next text at
-once, so no slot ever waits for the longest one. Every step feeds one token per slot.
+once, so no slot ever waits for the longest one. Every step feeds one token per slot. What all texts begin with is read
+once.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,6 +32,7 @@ class SlotDecoder:
         self._all = torch.arange(slots, device=model.device)
         self.positions = torch.zeros(slots, dtype=torch.long, device=model.device)
         self.capacity = capacity
+        self._opening = self._keys_values[:, :, 0, :, :0]  # [layers, 2, kv_heads, n, head_dim]: all texts begin with it
 
     @classmethod
     def from_folder(cls, folder: Path, slots: int, capacity: int, device: torch.device) -> SlotDecoder:
@@ -44,9 +47,19 @@ class SlotDecoder:
         precision = best_cpu_precision() if device.type == "cpu" else "bfloat16"
         return cls(LeanLM(config, state, folder.name, precision), slots, capacity)
 
+    def begin_with(self, ids: Sequence[int]) -> Tensor:
+        """Have all texts that begin from now on begin with `ids`, read here once for all of them. Returns the float32
+        logits [n, vocabulary] after each."""
+        self.positions.zero_()
+        logits = [self.step(torch.full_like(self.positions, token))[:1] for token in ids]
+        self._opening = self._keys_values[:, :, 0, :, : len(ids)].clone()
+        return torch.cat(logits) if logits else torch.empty(0, self._model.vocab_size)
+
     def reset(self, slot: int) -> None:
         """Begin a new text in `slot`; what it held is overwritten as the new text grows."""
-        self.positions[slot] = 0
+        length = self._opening.shape[3]
+        self._keys_values[:, :, slot, :, :length] = self._opening
+        self.positions[slot] = length
 
     @torch.inference_mode()
     def step(self, ids: Tensor) -> Tensor:
