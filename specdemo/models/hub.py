@@ -60,7 +60,7 @@ def _wanted(name: str) -> int:
     """Bytes of a model that are on the hub and not here. Asked beforehand, because while it fetches the client learns
     of its files one by one. Raises DryRunError where the hub cannot be asked."""
     files = snapshot_download(name, allow_patterns=_REPOSITORY_FILES, tqdm_class=_counter(), dry_run=True)
-    return sum(file.file_size for file in files if file.will_download)
+    return sum(file.file_size or 0 for file in files if file.will_download)
 
 
 def _stored(name: str, refusal: BaseException | None = None) -> Path:
