@@ -31,7 +31,7 @@ from specdemo.environment import describe
 from specdemo.events import Event, Finished, Verified
 from specdemo.methods import run
 from specdemo.metrics import Metrics, fold, with_baseline
-from specdemo.models.loading import Pair, load_pair
+from specdemo.models.loading import AUTO, EMBEDDED, Pair, load_pair
 from specdemo.settings import Settings
 from specdemo.suite import SUITE, SuitePrompt, read_suite
 from specdemo.text import encode_prompt
@@ -124,8 +124,8 @@ def _text(events: Sequence[Event]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target")
-    parser.add_argument("--draft")
+    parser.add_argument("--target", default=EMBEDDED, metavar="MODEL")
+    parser.add_argument("--draft", default=AUTO, metavar="MODEL")
     parser.add_argument("--dtype", default="auto", metavar="P,P", help="precisions, one after the other")
     parser.add_argument(
         "--settings", default="4x8,3x6,2x4,1x4", metavar="KxB,KxB+lookup", help="(default: %(default)s)"

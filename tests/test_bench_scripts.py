@@ -321,11 +321,26 @@ def test_a_llama_cpp_that_is_not_there_is_said(
 
 
 def test_settings_of_ssd_are_compared_with_speculative_decoding_on_the_same_prompts(
-    pair: Pair, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_target: Any, tiny_draft: Any, suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ssd_settings, "load_pair", lambda target, draft, dtype: pair)
+    models = [save_folder(tiny_target, tmp_path / "target"), save_folder(tiny_draft, tmp_path / "draft")]
     out = tmp_path / "settings.json"
-    chosen = ["--settings", "3x6,2x4+lookup", "--suite", str(suite), "--categories", "a,b", "--max-new-tokens", "12"]
+    chosen = [
+        "--target",
+        str(models[0]),
+        "--draft",
+        str(models[1]),
+        "--dtype",
+        "float32",
+        "--settings",
+        "3x6,2x4+lookup",
+        "--suite",
+        str(suite),
+        "--categories",
+        "a,b",
+        "--max-new-tokens",
+        "12",
+    ]
     assert ssd_settings.main([*chosen, "--out", str(out)]) == 0
     document = json.loads(out.read_text())
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == document

@@ -31,6 +31,7 @@ from specdemo.events import Drafted, Event, Prefilled, Verified
 from specdemo.metrics import fold
 from specdemo.models.lean import LeanLM
 from specdemo.settings import Settings
+from specdemo.ssd.cores import Cores, partners
 from specdemo.ssd.fan_out import Experience, geometric, split, weights
 from specdemo.ssd.helper import ProcessHelper, drafts_beside
 from specdemo.ssd.saguaro import saguaro
@@ -482,7 +483,7 @@ def test_between_rounds_the_lane_has_all_processors_and_the_helper_rests() -> No
 def test_the_target_takes_its_processor_back_when_the_drafts_are_made(tiny_target: LlamaForCausalLM) -> None:
     """In the middle of a pass: the helper has long been idle when the second layer begins."""
     target = LeanLM.from_transformers(tiny_target, "target")
-    cores = os.sched_getaffinity(0)
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     helper = ProcessHelper(DRAFT, target, Settings(draft_length=2, fan_out_budget=3), 50, False)
     cache = target.open(50)
     try:
@@ -492,9 +493,11 @@ def test_the_target_takes_its_processor_back_when_the_drafts_are_made(tiny_targe
         deadline = time.monotonic() + 5.0
         while helper.board.busy and time.monotonic() < deadline:
             time.sleep(0.01)
+        assert torch.get_num_threads() == max(1, min(threads, len(cores) - 1))
         cache.extend(torch.tensor([1, 2]), keep=1)
-        assert os.sched_getaffinity(0) == cores
+        assert torch.get_num_threads() == threads
         assert helper.settle(0, 5).speculation.overlap == "process"
+        assert os.sched_getaffinity(0) == cores
     finally:
         helper.close()
     assert target.between_layers is None
@@ -541,6 +544,32 @@ def _lives(pid: int) -> bool:
 
 
 # Rules
+
+
+@needs_fork
+def test_of_two_processors_each_thread_of_the_target_has_its_own() -> None:
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    two = set(sorted(before)[:2])
+    alone, lent = {min(two)}, {max(two)}
+    try:
+        os.sched_setaffinity(0, two)
+        torch.set_num_threads(2)
+        cores = Cores()
+        working = partners()
+        assert len(working) == 1
+        cores.share()
+        assert torch.get_num_threads() == 1
+        assert [os.sched_getaffinity(thread) for thread in (0, *working)] == [alone, lent]
+        cores.join_in()
+        assert torch.get_num_threads() == 2
+        assert [os.sched_getaffinity(thread) for thread in (0, *working)] == [alone, lent]
+        cores.take_back()
+        assert [os.sched_getaffinity(thread) for thread in (0, *working)] == [two, two]
+        for thread in working:
+            os.sched_setaffinity(thread, before)
+    finally:
+        os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)
 
 
 def test_a_budget_is_split_whole_and_by_share() -> None:

@@ -176,7 +176,7 @@ class ProcessHelper(_Round):
         self.board.busy.fill_(1)
         self._say("speculate", list(tokens), list(draft))
         self._cores.share()
-        call_between_layers(self._target, self._take_back_when_idle)
+        call_between_layers(self._target, self._join_in_when_idle)
 
     def settle(self, num_accepted: int, extra: int) -> Settled:
         verified = time.perf_counter()
@@ -202,9 +202,10 @@ class ProcessHelper(_Round):
             self._process = None
             self._pipe.close()
 
-    def _take_back_when_idle(self) -> None:
+    def _join_in_when_idle(self) -> None:
         if not self.board.busy:
-            self._take_back()
+            call_between_layers(self._target, None)
+            self._cores.join_in()
 
     def _take_back(self) -> None:
         call_between_layers(self._target, None)
