@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub.errors as hub_errors
 import pytest
@@ -143,13 +145,13 @@ def test_the_hub_and_the_disk_fail_in_one_sentence(
 def test_a_hub_model_is_loaded_from_what_the_hub_gave(target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def download(name: str, allow_patterns: list[str], **_options: object) -> str:
-        asked.append((name, "*.safetensors" in allow_patterns, "*.bin" in allow_patterns))
-        return str(target_folder)
+    def download(name: str, allow_patterns: list[str], dry_run: bool = False, **_options: object) -> Any:
+        asked.append((name, "*.safetensors" in allow_patterns, "*.bin" in allow_patterns, dry_run))
+        return [SimpleNamespace(file_size=9, will_download=True)] if dry_run else str(target_folder)
 
     monkeypatch.setattr(hub, "snapshot_download", download)
     assert load_pair("owner/model", "none", device="cpu").target.name == "owner/model"
-    assert asked == [("owner/model", True, False)]
+    assert asked == [("owner/model", True, False, True), ("owner/model", True, False, False)]
 
 
 def test_devices_and_dtypes_that_are_not_there() -> None:
