@@ -142,12 +142,16 @@ def test_the_hub_and_the_disk_fail_in_one_sentence(
         load_pair("owner/model", "none", device="cpu")
 
 
-def test_a_hub_model_is_loaded_from_what_the_hub_gave(target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [9, 0, None])  # a file is missing, however large it is
+def test_a_hub_model_is_loaded_from_what_the_hub_gave(
+    size: int | None, target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
-    def download(name: str, allow_patterns: list[str], dry_run: bool = False, **_options: object) -> Any:
+    def download(name: str, allow_patterns: list[str], dry_run: bool = False, **options: object) -> Any:
         asked.append((name, "*.safetensors" in allow_patterns, "*.bin" in allow_patterns, dry_run))
-        return [SimpleNamespace(file_size=9, will_download=True)] if dry_run else str(target_folder)
+        assert not options.get("local_files_only")
+        return [SimpleNamespace(file_size=size, will_download=True)] if dry_run else str(target_folder)
 
     monkeypatch.setattr(hub, "snapshot_download", download)
     assert load_pair("owner/model", "none", device="cpu").target.name == "owner/model"

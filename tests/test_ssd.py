@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 import warnings
 from collections import Counter
@@ -31,6 +32,7 @@ from specdemo.events import Drafted, Event, Prefilled, Verified
 from specdemo.metrics import fold
 from specdemo.models.lean import LeanLM
 from specdemo.settings import Settings
+from specdemo.ssd import cores as cores_module
 from specdemo.ssd.cores import Cores, partners
 from specdemo.ssd.fan_out import Experience, geometric, split, weights
 from specdemo.ssd.helper import ProcessHelper, drafts_beside
@@ -478,12 +480,24 @@ def test_between_rounds_the_lane_has_all_processors_and_the_helper_rests() -> No
                 assert used[0] == used[2]
 
 
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 @needs_fork
 @pytest.mark.usefixtures("nothing_left")
-def test_the_target_takes_its_processor_back_when_the_drafts_are_made(tiny_target: LlamaForCausalLM) -> None:
-    """In the middle of a pass: the helper has long been idle when the second layer begins."""
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_target_takes_its_processor_back_when_the_drafts_are_made(
+    tiny_target: LlamaForCausalLM, threads: int, set_threads: Callable[[int], None]
+) -> None:
+    """In the middle of a pass: the helper has long been idle when the second layer begins. A single thread may go
+    anywhere then; of two, the other one is there."""
+    set_threads(threads)
     target = LeanLM.from_transformers(tiny_target, "target")
-    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    cores = os.sched_getaffinity(0)
     helper = ProcessHelper(DRAFT, target, Settings(draft_length=2, fan_out_budget=3), 50, False)
     cache = target.open(50)
     try:
@@ -496,6 +510,8 @@ def test_the_target_takes_its_processor_back_when_the_drafts_are_made(tiny_targe
         assert torch.get_num_threads() == max(1, min(threads, len(cores) - 1))
         cache.extend(torch.tensor([1, 2]), keep=1)
         assert torch.get_num_threads() == threads
+        if threads == 1:
+            assert os.sched_getaffinity(0) == cores
         assert helper.settle(0, 5).speculation.overlap == "process"
         assert os.sched_getaffinity(0) == cores
     finally:
@@ -547,13 +563,13 @@ def _lives(pid: int) -> bool:
 
 
 @needs_fork
-def test_of_two_processors_each_thread_of_the_target_has_its_own() -> None:
-    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+def test_of_two_processors_each_thread_of_the_target_has_its_own(set_threads: Callable[[int], None]) -> None:
+    before = os.sched_getaffinity(0)
     two = set(sorted(before)[:2])
     alone, lent = {min(two)}, {max(two)}
     try:
         os.sched_setaffinity(0, two)
-        torch.set_num_threads(2)
+        set_threads(2)
         cores = Cores()
         working = partners()
         assert len(working) == 1
@@ -569,7 +585,27 @@ def test_of_two_processors_each_thread_of_the_target_has_its_own() -> None:
             os.sched_setaffinity(thread, before)
     finally:
         os.sched_setaffinity(0, before)
-        torch.set_num_threads(threads)
+
+
+@needs_fork
+def test_a_partner_that_has_ended_is_no_error(
+    set_threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.sched_getaffinity(0)
+    ended = threading.Thread(target=int)
+    ended.start()
+    ended.join()
+    monkeypatch.setattr(cores_module, "partners", lambda: [ended.native_id])
+    try:
+        os.sched_setaffinity(0, set(sorted(before)[:2]))
+        set_threads(2)
+        cores = Cores()
+        cores.share()
+        cores.join_in()
+        cores.take_back()
+        assert os.sched_getaffinity(0) == set(sorted(before)[:2])
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def test_a_budget_is_split_whole_and_by_share() -> None:

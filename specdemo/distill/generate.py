@@ -101,7 +101,7 @@ class Writer:
         self._seed = seed
         self._generator = torch.Generator(decoder.positions.device).manual_seed(seed * 1_000_003 + begun)
         read = decoder.begin_with(frame.opening[:-1])  # its last token is the first one that a slot is fed
-        ids, logprobs = likeliest(read)
+        ids, logprobs = likeliest(read, TOP)
         self._opinions = [([0] * TOP, [0.0] * TOP), *zip(ids.tolist(), logprobs.tolist(), strict=True)]
         self._texts = [self._begin(slot) for slot in range(slots)]
 
@@ -175,17 +175,17 @@ def choose(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> 
 
     Sampling: the likeliest 32, then temperature, then top-p 0.95.
     """
-    best, ids = logits.topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
-    probs = (best / temperatures.clamp(min=1e-3)[:, None]).softmax(dim=-1)
+    ids, logprobs = likeliest(logits, CANDIDATES)
+    probs = (logprobs / temperatures.clamp(min=1e-3)[:, None]).softmax(dim=-1)
     probs = probs * (probs.cumsum(dim=-1) - probs < TOP_P)
     drawn = torch.multinomial(probs, 1, generator=generator)
     drawn = torch.where(temperatures[:, None] == 0, torch.zeros_like(drawn), drawn)
-    return *likeliest(logits), ids.gather(1, drawn).squeeze(1)
+    return ids[:, :TOP], logprobs[:, :TOP], ids.gather(1, drawn).squeeze(1)
 
 
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(top ids [S, 4], their log-probabilities) for logits [S, V]."""
-    best, ids = logits.topk(min(TOP, logits.shape[-1]), dim=-1)
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(top ids [S, count], their log-probabilities) for logits [S, V]."""
+    best, ids = logits.topk(min(count, logits.shape[-1]), dim=-1)
     return ids, best - logits.logsumexp(dim=-1, keepdim=True)
 
 

@@ -48,19 +48,21 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
 
     with hub_errors(name):
         try:
-            wanted = _wanted(name)
+            missing = _missing(name)
         except DryRunError as error:
             return _stored(name, error.__cause__)
-        if not wanted:
+        if not missing:
             return _stored(name)
+        wanted = sum(missing)
         return Path(snapshot_download(name, allow_patterns=_REPOSITORY_FILES, tqdm_class=_counter(tell)))
 
 
-def _wanted(name: str) -> int:
-    """Bytes of a model that are on the hub and not here. Asked beforehand, because while it fetches the client learns
-    of its files one by one. Raises DryRunError where the hub cannot be asked."""
+def _missing(name: str) -> list[int]:
+    """Bytes of each file of a model that is on the hub and not here, 0 where the hub does not tell. Asked beforehand,
+    because while it fetches the client learns of its files one by one. Raises DryRunError where the hub cannot be
+    asked."""
     files = snapshot_download(name, allow_patterns=_REPOSITORY_FILES, tqdm_class=_counter(), dry_run=True)
-    return sum(file.file_size or 0 for file in files if file.will_download)
+    return [file.file_size or 0 for file in files if file.will_download]
 
 
 def _stored(name: str, refusal: BaseException | None = None) -> Path:

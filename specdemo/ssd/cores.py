@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -31,8 +32,7 @@ class Cores:
     def share(self) -> None:
         """Leave the helper its processor."""
         os.sched_setaffinity(0, self._target)
-        for thread in self._partners:  # without work until `join_in`
-            os.sched_setaffinity(thread, {self.helper})
+        self._place_partners({self.helper})  # without work until `join_in`
         torch.set_num_threads(min(self._threads, len(self._target)))
         self._shared = True
 
@@ -45,10 +45,15 @@ class Cores:
     def take_back(self) -> None:
         """All processors for every thread again; a no-op where they have them."""
         if self._shared:
-            for thread in (0, *self._partners):
-                os.sched_setaffinity(thread, self._all)
+            os.sched_setaffinity(0, self._all)
+            self._place_partners(self._all)
             torch.set_num_threads(self._threads)
             self._shared = False
+
+    def _place_partners(self, cores: set[int]) -> None:
+        for thread in self._partners:
+            with suppress(ProcessLookupError):  # it has ended, and needs no place
+                os.sched_setaffinity(thread, cores)
 
 
 def partners() -> list[int]:
