@@ -123,6 +123,17 @@ def test_a_connection_that_breaks_is_a_sentence_and_half_a_file_is_never_used(se
     assert (fetch("owner/model") / "LICENSE").stat().st_size == 2_000_000
 
 
+@pytest.mark.parametrize("fault", ["", "gated", "unknown"])
+def test_what_was_fetched_serves_when_the_hub_does_not(
+    served: Hub, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fetch("owner/model")
+    served.fault = fault
+    if not fault:
+        unreachable(monkeypatch)
+    assert fetch("owner/model") == folder
+
+
 def test_half_a_download_is_not_taken_for_a_model(served: Hub) -> None:
     """The weights were never fetched, and now there is no network."""
     folder = fetch("owner/model")

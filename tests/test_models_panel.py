@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gradio as gr
 import pytest
 import torch
 from test_arena import request, tiny_pair
@@ -32,6 +33,8 @@ from specdemo.presets import PRESETS
 from specdemo.ui import models as models_module
 from specdemo.ui.assets import script, strings, style
 from specdemo.ui.models import Models, asked, is_local
+from specdemo.ui.page import build, launch_options
+from specdemo.ui.tools import told
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -255,6 +258,26 @@ def test_a_model_that_cannot_be_had_is_a_sentence_and_the_old_pair_is_back(arena
     assert state["message"].startswith("There is no folder /no/such/folder")
     assert state["message"].endswith("The pair before is back: target is ready.")
     assert state["now"]["target"] == "target"
+
+
+def test_whoever_is_told_that_models_load_looks_again(arena: Arena) -> None:
+    """Answers may come out of order, and the models may be ready before the answer that says "loading" has arrived."""
+    says = {state: json.dumps({"state": state}) for state in ("loading", "ready", "failed")}
+    for values, looks in [("ready", False), ("failed", False), ("loading", True), ("ready loading", True),
+                          ("loading ready", True), ("ready ready", False)]:  # fmt: skip
+        *values_told, timer = told(*(says[state] for state in values.split()))
+        assert values_told == [says[state] for state in values.split()]
+        assert timer.active is looks
+    blocks = build(arena, "cpu")
+    ids = {block.elem_id: key for key, block in blocks.blocks.items() if getattr(block, "elem_id", None)}
+    (timer_id,) = (key for key, block in blocks.blocks.items() if isinstance(block, gr.Timer))
+    telling = [
+        [output._id for output in function.outputs]
+        for function in blocks.fns.values()
+        if {ids["head"], ids["models"]} & {output._id for output in function.outputs}
+    ]
+    assert len(telling) == 6
+    assert all(outputs == [ids["head"], ids["models"], timer_id] for outputs in telling)
 
 
 # -- memory that runs out ----------------------------------------------------------------------------------------------
@@ -519,8 +542,6 @@ def test_it_fits_a_phone_in_both_languages(arena: Arena, mount: Callable[..., Pa
 def test_a_visitor_at_the_machine_switches_cancels_and_takes_the_smaller_plan(
     browser: Browser, tmp_path: Path, tiny_target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specdemo.ui.page import build, launch_options
-
     first, second = (str(save_folder(tiny_target, tmp_path / name)) for name in ("first", "second"))
     slow = threading.Event()
 

@@ -142,9 +142,6 @@ class Page:
             self._ready = status.message
         return json.dumps(value).replace("<", "\\u003c")
 
-    def loading(self) -> bool:
-        return self.arena.status.state == "loading"
-
     def race(self, visitor: str, values: Mapping[str, Any], address: str = "") -> Generator[str, None, None]:
         """The log of one race, longer at every step. Whatever goes wrong becomes a sentence in it. address: where the
         visitor comes from in the network."""
@@ -342,9 +339,6 @@ def build(
             page.gone(request.session_hash or "")
             calls.gone(request.session_hash or "")
 
-        def tick() -> tuple[str, gr.Timer]:
-            return page.status(), gr.Timer(active=page.loading())
-
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         racing: dict[str, Any] = {"concurrency_limit": limits.waiting + (seats or 1) + 1, "concurrency_id": "race"}
         starts = [race.click, prompt.submit]
@@ -361,8 +355,11 @@ def build(
         ).then(None, js="() => specdemo.finished()", **quiet)
         api.register(calls, **racing)
         tools.wire(page, blocks, share, compare, stage, fields, quiet, racing)
-        if not served:
-            tools.wire_models(models, blocks, panel, timer, raced, quiet, public)
+        if served:
+            looks = [blocks.load, timer.tick]
+            gr.on(looks, lambda: tools.told(page.status()), None, [status, timer], queue=False, **quiet)
+        else:
+            tools.wire_models(models, blocks, panel, status, timer, page.status, raced, quiet, public)
         chosen = [fields["method"], fields["temperature"]]
         gr.on([field.change for field in chosen], None, chosen, js="(...chosen) => specdemo.choose(...chosen)", **quiet)
         stop.click(halt, None, None, queue=False, **quiet)
@@ -371,7 +368,6 @@ def build(
         stage.pick(None, None, [prompt, fields["draft_length"]], js="() => specdemo.picked", **quiet).then(
             None, js="() => specdemo.press()", **quiet
         )
-        gr.on([blocks.load, timer.tick], tick, None, [status, timer], queue=False, **quiet)
         blocks.unload(leave)
     blocks.queue(max_size=QUEUE_LENGTHS * limits.waiting, api_open=False, default_concurrency_limit=2)
     blocks._queue.sleep_when_free = QUEUE_LOOK_S

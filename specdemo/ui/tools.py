@@ -3,7 +3,8 @@ putting other models in place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import gradio as gr
@@ -74,39 +75,39 @@ def wire_models(
     models: Models,
     blocks: gr.Blocks,
     panel: gr.HTML,
+    status: gr.HTML,
     timer: gr.Timer,
+    tell: Callable[[], str],
     raced: Any,
     quiet: Mapping[str, Any],
     public: bool,
 ) -> None:
-    """Connect the panel of the models. `timer` runs while models load; `raced`: what follows a race, in which memory
-    may have run out. public: nobody's request is taken for one from this machine."""
+    """Connect the panel of the models. `status`: the page's status line, and `tell` its value; `timer` runs while
+    models load; `raced`: what follows a race, in which memory may have run out. public: nobody's request is taken for
+    one from this machine."""
     at_once = {"queue": False, "preprocess": False, **quiet}
+    wanted = {"inputs": panel, "js": "() => specdemo.wantedModels"}
 
-    def local(request: gr.Request) -> bool:
-        return not public and _local(request)
+    def answer(act: Callable[..., str]) -> Callable[..., list[Any]]:
+        def answered(request: gr.Request, *asked: Any) -> list[Any]:
+            return told(tell(), act(not public and _local(request), *asked))
 
-    def shown(request: gr.Request) -> str:
-        return models.state(local(request))
+        return answered
 
-    def preview(request: gr.Request, wanted: Any) -> str:
-        return models.preview(local(request), wanted)
+    everything = [status, panel, timer]
+    panel.preview_models(answer(models.preview), outputs=everything, **wanted, **at_once)
+    panel.switch_models(answer(models.switch), outputs=everything, **wanted, **at_once)
+    panel.load_smaller(answer(models.smaller), None, everything, **at_once)
+    panel.cancel_loading(answer(models.cancel), None, everything, **at_once)
+    gr.on([blocks.load, timer.tick], answer(models.state), None, everything, queue=False, **quiet)
+    raced.then(answer(models.state), None, everything, queue=False, **quiet)
 
-    def switch(request: gr.Request, wanted: Any) -> list[Any]:
-        return [models.switch(local(request), wanted), gr.Timer(active=True)]
 
-    def smaller(request: gr.Request) -> list[Any]:
-        return [models.smaller(local(request)), gr.Timer(active=True)]
-
-    def cancel(request: gr.Request) -> str:
-        return models.cancel(local(request))
-
-    panel.preview_models(preview, panel, panel, js="() => specdemo.wantedModels", **at_once)
-    panel.switch_models(switch, panel, [panel, timer], js="() => specdemo.wantedModels", **at_once)
-    panel.load_smaller(smaller, None, [panel, timer], **at_once)
-    panel.cancel_loading(cancel, None, panel, **at_once)
-    gr.on([blocks.load, timer.tick], shown, None, panel, queue=False, **quiet)
-    raced.then(shown, None, panel, queue=False, **quiet)
+def told(*values: str) -> list[Any]:
+    """What the components of the models are told, and the timer with them: it looks again as long as any was told that
+    models load. Answers may come out of order, and the models may be ready before an answer has arrived: were the timer
+    asked for itself, it could stop while the page still says that they load."""
+    return [*values, gr.Timer(active=any(json.loads(value)["state"] == "loading" for value in values))]
 
 
 def _local(request: gr.Request) -> bool:
