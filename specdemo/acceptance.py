@@ -18,8 +18,10 @@ from torch import Tensor
 
 from .errors import ModelUnavailable
 from .events import ExtraKind
-from .sampling import draw
+from .sampling import draw, likeliest
 from .settings import Verification
+
+_NAN = "The model's output is not a number (NaN): run it in float32, or in bfloat16."
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def judge(
     read = torch.cat([num_accepted.double(), extra.double(), p_row[extra].double(), draft.double(), p, q, acceptance])
     numbers = read.tolist()
     if any(map(math.isnan, numbers)):
-        raise ModelUnavailable("The model's output is not a number (NaN): run it in float32, or in bfloat16.")
+        raise ModelUnavailable(_NAN)
     n = int(numbers[0])
     per_token = [tuple(numbers[3 + k * i : 3 + k * (i + 1)]) for i in range(4)]
     return Verdict(
@@ -100,6 +102,34 @@ def judge(
         p=per_token[1],
         q=per_token[2],
         acceptance=per_token[3],
+        tests=tuple(tests),
+    )
+
+
+def judge_likeliest(
+    draft: Tensor, scores: Tensor, tests: Sequence[float], verification: Verification = "token"
+) -> Verdict:
+    """`judge` at temperature 0, where nothing is drawn: the draft [K] stays as far as it is what the target says, the
+    greatest of each row of its `scores` [K + 1, V]. The same verdict without arithmetic on rows that are all zeros
+    but for a 1. One read from the device. Raises ModelUnavailable where a greatest score is NaN."""
+    k = draft.shape[0]
+    best = likeliest(scores)
+    numbers = torch.cat([scores.gather(1, best[:, None]).squeeze(1).double(), best.double(), draft.double()]).tolist()
+    if any(map(math.isnan, numbers)):
+        raise ModelUnavailable(_NAN)
+    says, tokens = list(map(int, numbers[k + 1 : 2 * k + 2])), tuple(map(int, numbers[2 * k + 2 :]))
+    p = tuple(float(id == said) for id, said in zip(tokens, says[:k], strict=True))
+    n = next((i for i, stays in enumerate(p) if not stays), k)
+    return Verdict(
+        num_accepted=n,
+        extra=says[n],
+        extra_kind="bonus" if n == k else "recovered",
+        extra_p=1.0,
+        tokens=tokens,
+        p=p,
+        q=(1.0,) * k,
+        # a block claims all its mass where the target first says something else, and nothing before or behind
+        acceptance=p if verification == "token" else tuple(float(i + 1 == n) for i in range(k)),
         tests=tuple(tests),
     )
 

@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdemo.acceptance import Verdict, judge
-from specdemo.sampling import draw
-from specdemo.settings import Verification
+from specdemo.acceptance import Verdict, judge, judge_likeliest
+from specdemo.errors import ModelUnavailable
+from specdemo.sampling import draw, to_probs
+from specdemo.settings import Settings, Verification
 
 Judge = Callable[..., Verdict]
 Rows = dict[tuple[int, ...], Tensor]
@@ -400,6 +401,26 @@ def test_one_hot_by_none_is_one_hot_by_rows(verification: Verification, k: int) 
         tests, draws = (torch.rand(n, generator=generator).tolist() for n in (k, k + 1))
         spelled = torch.nn.functional.one_hot(draft, 4).float()
         assert judge(draft, None, p, tests, draws, verification) == judge(draft, spelled, p, tests, draws, verification)
+
+
+@BOTH
+@pytest.mark.parametrize("k", [0, 1, 2, 5])
+def test_at_temperature_0_the_verdict_is_that_of_the_rule_without_its_arithmetic(
+    verification: Verification, k: int
+) -> None:
+    generator = torch.Generator().manual_seed(k)
+    for vocab in (3, 1000):
+        for round in range(40):
+            scores = torch.randn(k + 1, vocab, generator=generator).round()  # ties, of which the first counts
+            right = torch.rand(k, generator=generator) < 0.7
+            draft = torch.where(right, scores[:k].argmax(-1), torch.randint(vocab, (k,), generator=generator))
+            if round % 3 == 0:
+                draft[:] = draft[:1]  # the same id several times
+            tests, draws = (torch.rand(n, generator=generator).tolist() for n in (k, k + 1))
+            spelled = judge(draft, None, to_probs(scores, Settings(), ()), tests, draws, verification)
+            assert judge_likeliest(draft, scores, tests, verification) == spelled
+    with pytest.raises(ModelUnavailable, match="NaN"):
+        judge_likeliest(draft, scores.fill_(math.nan), tests, verification)
 
 
 def test_the_verdict_tells_what_was_compared() -> None:

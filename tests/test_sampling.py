@@ -24,7 +24,7 @@ from transformers import (
 from specdemo import sampling
 from specdemo.acceptance import judge
 from specdemo.errors import BadRequest, SpecdemoError
-from specdemo.sampling import Purpose, draw, penalise, round_salt, to_probs, uniform
+from specdemo.sampling import Purpose, draw, likeliest, penalise, round_salt, to_probs, uniform
 from specdemo.settings import Settings
 
 if TYPE_CHECKING:
@@ -117,6 +117,18 @@ def test_pitfall_07_temperature_0_is_the_argmax_whatever_the_filters_say() -> No
         assert to_probs(logits, settings, [0]).tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
     penalised = Settings(repetition_penalty=2.0)
     assert to_probs(logits, penalised, [1]).argmax(-1).tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("vocab", [1000, 6144, 49152])
+def test_the_likeliest_is_the_first_of_the_greatest(vocab: int) -> None:
+    scores = torch.randn(7, vocab, generator=torch.Generator().manual_seed(0))
+    scores[1].clamp_(max=0.5)
+    scores[2] = -torch.inf
+    scores[3] = scores[3].round()
+    scores[4, vocab - 1] = 99.0
+    scores[5, 300], scores[5, 700] = torch.nan, torch.inf
+    for rows in (scores, scores[:1], scores[:, 1:], scores[:0]):
+        assert likeliest(rows).tolist() == rows.argmax(-1).tolist()
 
 
 def test_pitfall_09_row_i_is_penalised_on_the_prefix_and_the_draft_before_it() -> None:

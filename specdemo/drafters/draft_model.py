@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..models.base import LanguageModel
-from ..sampling import Purpose, draw, penalise, round_salt, to_probs, uniform
+from ..sampling import Purpose, draw, likeliest, penalise, round_salt, to_probs, uniform
 from ..settings import Settings
 from .base import Proposal, nothing_drafted
 
@@ -66,7 +66,7 @@ class DraftModel:
             drafted.append(token)
             feed = token
             if self._settings.adaptive:
-                confidence *= float((logits.max() - logits.logsumexp(-1)).exp())
+                confidence *= float(logits.softmax(-1).amax())
                 if confidence < LEAST_CONFIDENCE:
                     break
         device = self._target.device
@@ -92,8 +92,10 @@ class DraftModel:
     def _likeliest(self, logits: Tensor, context: Sequence[int]) -> Tensor:
         """The id [1] with the highest of the logits [1, columns]."""
         if self.model.vocab_ids is not None and self._settings.repetition_penalty == 1.0:
-            return self.model.vocab_ids[logits.argmax(-1)]  # among its own few ids, not the target's many
-        return penalise(self._over_target_ids(logits), self._settings, context).argmax(-1)
+            return self.model.vocab_ids.index_select(
+                0, likeliest(logits)
+            )  # among its own few ids, not the target's many
+        return likeliest(penalise(self._over_target_ids(logits), self._settings, context))
 
     def _tensor(self, tokens: Sequence[int]) -> Tensor:
         """An id that the draft model does not have is fed as its last one: at worst the guess is bad."""

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
-from ..acceptance import Verdict, judge
+from ..acceptance import Verdict, judge, judge_likeliest
 from ..clock import Clock
 from ..errors import BadRequest
 from ..events import Started
 from ..models.base import CachedLM, LanguageModel
-from ..sampling import Purpose, round_salt, to_probs, uniform
+from ..sampling import Purpose, penalise, round_salt, to_probs, uniform
 from ..settings import Settings
 from ..text import TokenText
 from .output import Output
@@ -93,8 +93,11 @@ class Job:
         """Turn the target's logits [K + 1, V] after `tokens` into a verdict, with this run's uniforms."""
         settings, k, length = self.settings, draft.shape[0], len(tokens)
         seen = draft.tolist() if settings.repetition_penalty != 1.0 else ()
-        probs = to_probs(logits, settings, tokens, seen)
         salt = round_salt(settings, round_index)
         tests = [uniform(settings.seed, length + i, Purpose.ACCEPT, salt) for i in range(k)]
+        draft = draft.to(logits.device)
+        if settings.greedy and draft_probs is None:
+            return judge_likeliest(draft, penalise(logits, settings, tokens, seen), tests, settings.verification)
         draws = [uniform(settings.seed, length + i, Purpose.TARGET) for i in range(k + 1)]
-        return judge(draft.to(probs.device), draft_probs, probs, tests, draws, settings.verification)
+        probs = to_probs(logits, settings, tokens, seen)
+        return judge(draft, draft_probs, probs, tests, draws, settings.verification)

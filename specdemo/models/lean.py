@@ -25,7 +25,7 @@ from .cuda_graphs import WIDTHS, StaticForward
 from .lean_buffers import LeanBuffers
 from .lean_layer import LeanLayer, unit_norm
 from .lean_tree import LeanBranches
-from .linear import Linear, activation_dtype, pack_linear, packing, precision_obstacle
+from .linear import Inputs, Linear, activation_dtype, pack_linear, packing, precision_obstacle
 from .names import FAMILIES
 from .rope import Rope, rope_obstacle
 from .rotation import rotate
@@ -42,7 +42,8 @@ class LeanLM:
     that a caller who keeps no other reference never holds them twice. `lm_head.weight` may have any number of rows;
     without it the embedding serves (tied weights). `config` is the transformers configuration. vocab_ids: the ids that
     the columns of the logits are, where they are not their index; `embedding_offsets` [their number, hidden], if given,
-    is added to these ids' embeddings. Raises ValueError when the model is not of a known family or the state holds a
+    is added to these ids' embeddings. head_precision: of the head, where not `precision`; it takes the same
+    activations. Raises ValueError when the model is not of a known family or the state holds a
     tensor that has no place.
     """
 
@@ -57,6 +58,7 @@ class LeanLM:
         vocab_size: int | None = None,
         vocab_ids: Tensor | None = None,
         embedding_offsets: Tensor | None = None,
+        head_precision: str | None = None,
     ) -> None:
         self.embedding = state.pop("model.embed_tokens.weight")  # [rows, hidden], in the dtype it was loaded in
         self.device = self.embedding.device
@@ -83,6 +85,7 @@ class LeanLM:
         rotated_heads = (self.groups + 1) * self.num_kv_heads  # queries and keys; values do not rotate
         self.rope = Rope(config, rotated_heads, self.num_kv_heads, self.device, self.dtype)
         self.norm, gain = self.make_norm(state.pop("model.norm.weight"), config.rms_norm_eps)
+        self._head_precision = head_precision or precision
         self.layers, self.head = self._pack(config, state, head, gain)
         if state:
             raise ValueError(f"{name}: the lean forward has no place for {', '.join(sorted(state)[:3])}")
@@ -114,7 +117,8 @@ class LeanLM:
                 return list(layers), packed_head.result()
 
     def _pack_head(self, head: Tensor, gain: Tensor | None) -> Linear:
-        return pack_linear(self.reader(head[: self.vocab_size], gain), None, self.precision, "unit")
+        inputs: Inputs = "unit" if self.rotated else "plain"
+        return pack_linear(self.reader(head[: self.vocab_size], gain), None, self._head_precision, inputs)
 
     @classmethod
     def from_transformers(
@@ -172,9 +176,9 @@ class LeanLM:
 
     def embed(self, ids: Tensor) -> Tensor:
         """The residual stream [n, hidden] before the first layer."""
-        rows = functional.embedding(ids, self.embedding).to(self.dtype)
+        rows = self.embedding.index_select(0, ids).to(self.dtype)
         if self._offsets is not None:
-            rows = rows + functional.embedding(self._offset_of[ids], self._offsets)
+            rows = rows + self._offsets.index_select(0, self._offset_of.index_select(0, ids))
         return rows if self._rotation is None else self._rotation(rows)
 
     def static_forward(self, ids: Tensor, start: int, buffers: LeanBuffers) -> Tensor:

@@ -106,8 +106,11 @@ class LeanLayer:
         [n, 2, kv_heads, head_dim] into the cache. `reaches`: what is read of it then, by which of the n positions."""
         queries, new = self.project(rows, rotations)
         write(new)
-        attended = [_attend(queries.narrow(0, reach.first, reach.number), reach) for reach in reaches]
-        self.finish(rows, attended[0] if len(attended) == 1 else torch.cat(attended))
+        if len(reaches) == 1:
+            self.finish(rows, _attend(queries, reaches[0]))
+        else:
+            parts = [_attend(queries.narrow(0, reach.first, reach.number), reach) for reach in reaches]
+            self.finish(rows, torch.cat(parts))
 
     def project(self, rows: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor]:
         """What attention needs of the residual stream: queries [n, groups, kv_heads, head_dim], and keys and values
@@ -155,7 +158,9 @@ def _attend(queries: Tensor, reach: Reach) -> Tensor:
         attended = attend_by_products(block.transpose(0, 1), keys, values, mask)
     else:
         attended = functional.scaled_dot_product_attention(block.transpose(0, 1), keys, values, attn_mask=mask)
-    return attended.narrow(1, 0, rows).transpose(0, 1).reshape(count, -1)
+    if len(mask) > rows:
+        attended = attended.narrow(1, 0, rows)
+    return attended.transpose(0, 1).reshape(count, -1)
 
 
 def attend_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

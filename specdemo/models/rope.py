@@ -39,12 +39,13 @@ class Rope:
     """Rotations by position, for as many positions as were asked for by `reach`.
 
     They are applied to rows of `moved` heads that rotate and then `still` heads that do not, as wide as such a row, so
-    that a row is one flat multiplication. float32 on the CPU: complex numbers; else cosines and signed sines.
+    that a row is one flat multiplication; no rotation is one of the table's two kinds. float32 on the CPU: complex
+    numbers; else cosines and signed sines.
     """
 
     def __init__(self, config: Any, moved: int, still: int, device: torch.device, dtype: torch.dtype) -> None:
         self._frequencies, self._scaling = _frequencies(config)  # [head_dim / 2]
-        self._moved, self._still = moved, still
+        self._kinds = torch.tensor([0] * moved + [1] * still, device=device)  # of each head: rotates, or does not
         self._device, self._dtype = device, dtype
         self._complex = dtype == torch.float32 and device.type == "cpu"
         self.table = torch.empty(0)
@@ -56,10 +57,13 @@ class Rope:
         angles = torch.arange(length, dtype=torch.float32)[:, None] * self._frequencies
         cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
         if self._complex:
-            self.table = torch.complex(cos, sin)[:, None]  # [length, 1, head_dim / 2]
+            rotation = torch.complex(cos, sin)
+            self.table = torch.stack([rotation, torch.ones_like(rotation)], 1)  # [length, kinds, head_dim / 2]
         else:
             doubled = torch.stack([cos, cos], -1).flatten(1), torch.stack([-sin, sin], -1).flatten(1)
-            self.table = torch.stack(doubled, 1)[:, :, None].to(self._device, self._dtype)  # [length, 2, 1, head_dim]
+            none = torch.ones_like(doubled[0]), torch.zeros_like(doubled[1])
+            table = torch.stack([torch.stack(doubled, 1), torch.stack(none, 1)], 2)
+            self.table = table.to(self._device, self._dtype)  # [length, 2, kinds, head_dim]
 
     def between(self, start: int, stop: int) -> Tensor:
         """The rotations of positions start .. stop - 1, for `rotate_`."""
@@ -70,13 +74,8 @@ class Rope:
         return self._widened(table[positions])
 
     def _widened(self, rows: Tensor) -> Tensor:
-        """[n, width / 2] complex, or [n, 2, width]: the same angle for every head that rotates, none for the others."""
-        *count, _, features = rows.shape
-        moved = rows.expand(*count, self._moved, features)
-        still = torch.ones_like(rows)
-        if not self._complex:
-            still[:, 1] = 0
-        return torch.cat([moved, still.expand(*count, self._still, features)], -2).flatten(-2)
+        """Rows of the table as [n, width / 2] complex, or [n, 2, width]."""
+        return rows.index_select(-2, self._kinds).flatten(-2)
 
     def rotate_(self, rows: Tensor, rotations: Tensor) -> None:
         """Rotate `rows` [n, width] in place, row i by rotation i."""

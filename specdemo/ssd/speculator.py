@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..drafters.draft_model import LEAST_CONFIDENCE, DraftModel
 from ..models.base import Branches, BranchingLM, LanguageModel
-from ..sampling import Purpose, draw, penalise, round_salt, uniform
+from ..sampling import Purpose, draw, likeliest, penalise, round_salt, uniform
 from ..settings import Settings
 from .fan_out import Experience, weights
 from .queued import queued
@@ -112,7 +112,7 @@ class Speculator(DraftModel):
         tokens before each, for the repetition penalty; empty where it is off."""
         settings = self._settings
         if settings.greedy and not contexts:
-            return self._ids(logits[:, : self._columns].argmax(-1)), None
+            return self._ids(likeliest(logits[:, : self._columns])), None
         rows = self._over_target_ids(logits)
         if settings.greedy:
             pairs = zip(rows, contexts, strict=True)
