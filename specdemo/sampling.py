@@ -91,7 +91,8 @@ def likeliest(scores: Tensor) -> Tensor:
         return scores.argmax(-1)
     blocks = scores.unflatten(-1, (-1, _BLOCK))
     block = blocks.amax(-1).argmax(-1, keepdim=True)
-    return block.squeeze(-1) * _BLOCK + blocks.take_along_dim(block[..., None], -2).squeeze(-2).argmax(-1)
+    within: Tensor = blocks.take_along_dim(block[..., None], -2).squeeze(-2).argmax(-1)
+    return within.add_(block.squeeze(-1), alpha=_BLOCK)
 
 
 def penalise(logits: Tensor, settings: Settings, context: Sequence[int], draft: Sequence[int] = ()) -> Tensor:

@@ -277,7 +277,7 @@ def test_whoever_is_told_that_models_load_looks_again(arena: Arena) -> None:
         if {ids["head"], ids["models"]} & {output._id for output in function.outputs}
     ]
     assert len(telling) == 6
-    assert all(outputs == [ids["head"], ids["models"], timer_id] for outputs in telling)
+    assert all(outputs == [ids["models"], ids["head"], timer_id] for outputs in telling)
 
 
 # -- memory that runs out ----------------------------------------------------------------------------------------------

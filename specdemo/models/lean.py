@@ -42,9 +42,9 @@ class LeanLM:
     that a caller who keeps no other reference never holds them twice. `lm_head.weight` may have any number of rows;
     without it the embedding serves (tied weights). `config` is the transformers configuration. vocab_ids: the ids that
     the columns of the logits are, where they are not their index; `embedding_offsets` [their number, hidden], if given,
-    is added to these ids' embeddings. head_precision: of the head, where not `precision`; it takes the same
-    activations. Raises ValueError when the model is not of a known family or the state holds a
-    tensor that has no place.
+    is added to these ids' embeddings. rough: a draft, whose guesses are judged anyway: in int8 it does without what
+    makes 8 bits good and even enough for a target. Raises ValueError when the model is not of a known family or the
+    state holds a tensor that has no place.
     """
 
     branching = True  # see `base.can_branch`
@@ -58,7 +58,7 @@ class LeanLM:
         vocab_size: int | None = None,
         vocab_ids: Tensor | None = None,
         embedding_offsets: Tensor | None = None,
-        head_precision: str | None = None,
+        rough: bool = False,
     ) -> None:
         self.embedding = state.pop("model.embed_tokens.weight")  # [rows, hidden], in the dtype it was loaded in
         self.device = self.embedding.device
@@ -74,8 +74,7 @@ class LeanLM:
         self.graphs = self.device.type == "cuda"  # whether few positions go through recorded graphs
         self.forward_path = "lean, CUDA graphs" if self.graphs else "lean"
         self.dtype = activation_dtype(precision, self.device)
-        self.rotated = precision == "int8"
-        self.even_attention = precision == "int8"  # rounding to 8 bits makes much of a difference in a last bit
+        self.rotated = self.even_attention = precision == "int8" and not rough
         self.vocab_size = min(vocab_size or head.shape[0], head.shape[0])
         self.vocab_ids = vocab_ids
         self.context_length = _context_length(config)
@@ -85,7 +84,6 @@ class LeanLM:
         rotated_heads = (self.groups + 1) * self.num_kv_heads  # queries and keys; values do not rotate
         self.rope = Rope(config, rotated_heads, self.num_kv_heads, self.device, self.dtype)
         self.norm, gain = self.make_norm(state.pop("model.norm.weight"), config.rms_norm_eps)
-        self._head_precision = head_precision or precision
         self.layers, self.head = self._pack(config, state, head, gain)
         if state:
             raise ValueError(f"{name}: the lean forward has no place for {', '.join(sorted(state)[:3])}")
@@ -117,8 +115,7 @@ class LeanLM:
                 return list(layers), packed_head.result()
 
     def _pack_head(self, head: Tensor, gain: Tensor | None) -> Linear:
-        inputs: Inputs = "unit" if self.rotated else "plain"
-        return pack_linear(self.reader(head[: self.vocab_size], gain), None, self._head_precision, inputs)
+        return self.reads_normed(head[: self.vocab_size], gain, None)
 
     @classmethod
     def from_transformers(
@@ -202,16 +199,18 @@ class LeanLM:
         gain = gain.to(self.dtype)
         return lambda rows: functional.rms_norm(rows, gain.shape, gain, eps), None
 
-    def reader(self, weight: Tensor, gain: Tensor | None) -> Tensor:
-        """`weight` [outputs, hidden] as it reads the normed residual stream."""
+    def reads_normed(self, weight: Tensor, gain: Tensor | None, bias: Tensor | None) -> Linear:
+        """The product of `weight` [outputs, hidden] with the normed residual stream."""
         weight = weight if gain is None else weight.float() * gain
-        return rotate(weight) if self.rotated else weight
+        if self.rotated:
+            return pack_linear(rotate(weight), bias, self.precision, "unit")
+        return pack_linear(weight, bias, self.precision)
 
-    def writer(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """`weight` [hidden, inputs] and `bias` [hidden] as they write to the residual stream."""
-        if not self.rotated:
-            return weight, bias
-        return rotate(weight.float().t()).t(), None if bias is None else rotate(bias.float())
+    def writes(self, weight: Tensor, bias: Tensor | None, inputs: Inputs = "plain") -> Linear:
+        """The product with `weight` [hidden, inputs] plus `bias` [hidden], which is added to the residual stream."""
+        if self.rotated:
+            weight, bias = rotate(weight.float().t()).t(), None if bias is None else rotate(bias.float())
+        return pack_linear(weight, bias, self.precision, inputs if self.rotated else "plain")
 
 
 class LeanCache:
@@ -240,11 +239,11 @@ class LeanCache:
             self._cached += count
             return logits[count - keep : count]
         last: list[Tensor] = []
-        for chunk in ids.split(_PREFILL_CHUNK):
+        for chunk in [ids] if count <= _PREFILL_CHUNK else ids.split(_PREFILL_CHUNK):
             last.append(self._lm.forward(chunk, self._cached, self._buffers))
             self._cached += chunk.shape[0]
         hidden = last[0] if len(last) == 1 else torch.cat(last)
-        logits = self._lm.head(hidden[-keep:])
+        logits = self._lm.head(hidden if keep == count else hidden[-keep:])
         return logits.float()
 
     def branches(self, after: Tensor) -> LeanBranches:

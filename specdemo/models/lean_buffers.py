@@ -27,6 +27,8 @@ class LeanBuffers:
         shape = (len(lm.layers), 2, lm.num_kv_heads, positions, lm.head_dim)
         self.positions = positions
         self.keys_values = torch.zeros(shape, device=lm.device, dtype=lm.dtype)
+        self._by_position = self.keys_values.permute(0, 3, 1, 2, 4)
+        self._by_layer = self.keys_values.flatten(0, 1)  # keys, values, the next layer's keys, ...
         self.static: dict[int, Callable[[Tensor, int], Tensor]] = {}  # by width: forwards recorded over this memory
         self._groups = lm.groups
         self._even = lm.even_attention
@@ -35,7 +37,7 @@ class LeanBuffers:
     def views(self, start: int, count: int) -> Iterator[tuple[Tensor, tuple[Reach, ...]]]:
         """Per layer: where `count` positions from `start` on are written, [count, 2, kv_heads, head_dim], and what they
         read then."""
-        slots = self.keys_values[:, :, :, start : start + count].permute(0, 3, 1, 2, 4).unbind()
+        slots = self._by_position.narrow(1, start, count).unbind()
         reaches = [self._reaches(part, start, folded(count, self._groups)) for part in self._parts(start, count)]
         return zip(slots, zip(*reaches, strict=True), strict=True)
 
@@ -51,9 +53,8 @@ class LeanBuffers:
         """For every layer, what the positions `part` read, in a call whose first is `start`."""
         length = _up(part.stop, _EVEN_BLOCK) if self._even and is_folded else part.stop
         mask = self._window(part, length) if is_folded else self._triangle(part.start, len(part), length)
-        keys, values = self.keys_values[:, :, :, :length].unbind(1)
-        first, count = part.start - start, len(part)
-        return [Reach(first, count, *memory, mask) for memory in zip(keys.unbind(), values.unbind(), strict=True)]
+        first, count, memory = part.start - start, len(part), self._by_layer.narrow(2, 0, length).unbind()
+        return [Reach(first, count, keys, values, mask) for keys, values in zip(memory[::2], memory[1::2], strict=True)]
 
     def _window(self, part: range, length: int) -> Tensor:
         """The mask [queries, length] of few positions, cut out of a wide one that is made once.
@@ -66,7 +67,7 @@ class LeanBuffers:
             wide = self._triangle(self.positions, count, columns).repeat_interleave(self._groups, 0)
             missing = -len(wide) % _EVEN_ROWS if self._even else 0
             self._masks[count] = functional.pad(wide, (0, 0, 0, missing))
-        return self._masks[count][:, behind : behind + length]
+        return self._masks[count].narrow(1, behind, length)
 
     def _triangle(self, start: int, count: int, columns: int) -> Tensor:
         """[count, columns] to add to scores: 0 up to a row's own position, the first being `start`, and -inf behind."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .linear import Linear, pack_linear
+from .linear import Inputs, Linear
 from .rope import Rope, pair_up
 
 _FOLDED_QUERIES = 128
@@ -41,9 +41,9 @@ class Decoder(Protocol):
 
     def make_norm(self, gain: Tensor, eps: float) -> tuple[Linear, Tensor | None]: ...
 
-    def reader(self, weight: Tensor, gain: Tensor | None) -> Tensor: ...
+    def reads_normed(self, weight: Tensor, gain: Tensor | None, bias: Tensor | None) -> Linear: ...
 
-    def writer(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]: ...
+    def writes(self, weight: Tensor, bias: Tensor | None, inputs: Inputs = "plain") -> Linear: ...
 
 
 class Reach(NamedTuple):
@@ -79,7 +79,7 @@ class LeanLayer:
             biases = [torch.zeros_like(weight[:, 0]) if bias is None else bias for weight, bias in parts]
             has_bias = any(bias is not None for _, bias in parts)
             bias = torch.cat(biases) if has_bias else None
-            return pack_linear(lm.reader(weight, gain), bias, lm.precision, "unit")
+            return lm.reads_normed(weight, gain, bias)
 
         self._attention_norm, gain = lm.make_norm(take("input_layernorm.weight"), config.rms_norm_eps)
         query, key, value = (projection(f"self_attn.{letter}_proj") for letter in "qkv")
@@ -93,11 +93,11 @@ class LeanLayer:
             self._query_key_gain = torch.cat(repeated).to(lm.dtype)
         self._eps = float(config.rms_norm_eps)
         weight, bias = projection("self_attn.o_proj")
-        self._output = pack_linear(*lm.writer(self._by_group(weight.t()).t(), bias), lm.precision)
+        self._output = lm.writes(self._by_group(weight.t()).t(), bias)
 
         self._mlp_norm, gain = lm.make_norm(take("post_attention_layernorm.weight"), config.rms_norm_eps)
         self._gate_up = fused([projection("mlp.gate_proj"), projection("mlp.up_proj")], gain)
-        self._down = pack_linear(*lm.writer(*projection("mlp.down_proj")), lm.precision, "outliers")
+        self._down = lm.writes(*projection("mlp.down_proj"), "outliers")
 
     def __call__(
         self, rows: Tensor, rotations: Tensor, write: Callable[[Tensor], object], reaches: Sequence[Reach]

@@ -178,19 +178,8 @@ def load_draft(
     state["lm_head.weight"] = embeddings[vocab_ids].float()
     title = name or f"{config.target.rsplit('/', 1)[-1]} draft"
     return LeanLM(
-        config.explicit(),
-        state,
-        title,
-        precision,
-        vocab_ids=vocab_ids,
-        embedding_offsets=offsets,
-        head_precision=_head_precision(precision, device),
+        config.explicit(), state, title, precision, vocab_ids=vocab_ids, embedding_offsets=offsets, rough=True
     )
-
-
-def _head_precision(precision: str, device: torch.device) -> str:
-    """The head is the largest of the draft's matrices, and reading it costs more than what 8 bits do to a guess."""
-    return "int8" if precision == "float16" and device.type == "cpu" else precision
 
 
 def _checked_ids(vocab_size: int) -> Tensor:

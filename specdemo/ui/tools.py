@@ -90,17 +90,18 @@ def wire_models(
 
     def answer(act: Callable[..., str]) -> Callable[..., list[Any]]:
         def answered(request: gr.Request, *asked: Any) -> list[Any]:
-            return told(tell(), act(not public and _local(request), *asked))
+            return told(act(not public and _local(request), *asked), tell())
 
         return answered
 
-    everything = [status, panel, timer]
-    panel.preview_models(answer(models.preview), outputs=everything, **wanted, **at_once)
-    panel.switch_models(answer(models.switch), outputs=everything, **wanted, **at_once)
-    panel.load_smaller(answer(models.smaller), None, everything, **at_once)
-    panel.cancel_loading(answer(models.cancel), None, everything, **at_once)
-    gr.on([blocks.load, timer.tick], answer(models.state), None, everything, queue=False, **quiet)
-    raced.then(answer(models.state), None, everything, queue=False, **quiet)
+    everything = [panel, status, timer]
+    panel.preview_models(answer(models.preview), outputs=everything, api_name="preview", **wanted, **at_once)
+    panel.switch_models(answer(models.switch), outputs=everything, api_name="switch", **wanted, **at_once)
+    panel.load_smaller(answer(models.smaller), None, everything, api_name="smaller", **at_once)
+    panel.cancel_loading(answer(models.cancel), None, everything, api_name="cancel", **at_once)
+    looks = {"queue": False, "api_name": "shown", **quiet}
+    gr.on([blocks.load, timer.tick], answer(models.state), None, everything, **looks)
+    raced.then(answer(models.state), None, everything, **looks)
 
 
 def told(*values: str) -> list[Any]:
