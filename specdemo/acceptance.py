@@ -114,7 +114,8 @@ def judge_likeliest(
     but for a 1. One read from the device. Raises ModelUnavailable where a greatest score is NaN."""
     k = draft.shape[0]
     best = likeliest(scores)
-    numbers = torch.cat([scores.gather(1, best[:, None]).squeeze(1).double(), best.double(), draft.double()]).tolist()
+    greatest = scores.gather(1, best[:, None]).squeeze(1).float()
+    numbers = torch.cat([greatest, best.float(), draft.float()]).tolist()  # ids are whole below 2**24
     if any(map(math.isnan, numbers)):
         raise ModelUnavailable(_NAN)
     says, tokens = list(map(int, numbers[k + 1 : 2 * k + 2])), tuple(map(int, numbers[2 * k + 2 :]))

@@ -48,7 +48,9 @@ from specdemo.distill.train import Recipe, evaluate, schedule, train
 from specdemo.distill.whole_requests import whole_request
 from specdemo.distill.wiring import wire
 from specdemo.errors import BadRequest, ModelUnavailable
+from specdemo.models.lean import LeanLM
 from specdemo.models.reduced_vocab import CONFIG, WEIGHTS, is_draft_folder, load_draft, read_draft
+from specdemo.plan.load import load_fitting
 
 WORDS = 88
 SPECIAL = ["<unk>", "<start>", "<end>", "user", "assistant"]
@@ -446,6 +448,24 @@ def test_a_loaded_draft_scores_as_the_one_that_was_trained(target: Path, draft: 
         expected = student(batch)
     assert (logits - expected).abs().mean() < 0.03 * expected.std()  # 8-bit weights
     assert (logits.argmax(-1) == expected.argmax(-1)).float().mean() > 0.95
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("float16", "int8"), ("int8", "int8"), ("float32", "float32")])
+def test_beside_a_target_of_few_bits_the_draft_reads_8(
+    target: Path, draft: Path, shards: list[Path], dtype: str, precision: str
+) -> None:
+    pair = load_fitting(str(target), str(draft), device="cpu", dtype=dtype)
+    assert isinstance(pair.draft, LeanLM)
+    assert pair.plan is not None
+    assert pair.plan.draft_kept is not None
+    assert (pair.target.precision, pair.draft.precision) == (dtype, precision)
+    assert pair.plan.draft_kept.precision == precision
+    assert not pair.draft.rotated  # that is for a target's texts
+    batch = collate(load(shards), [3])
+    logits = pair.draft.open(64).extend(batch.ids[0], keep=batch.ids.shape[1])[batch.rows]
+    with torch.no_grad():
+        expected = with_offsets(target, load(shards))(batch)
+    assert (logits.argmax(-1) == expected.argmax(-1)).float().mean() > 0.9
 
 
 def test_a_plain_folder_is_the_same_draft(target: Path, draft: Path, shards: list[Path], tmp_path: Path) -> None:
