@@ -111,12 +111,12 @@ def judge_likeliest(
 ) -> Verdict:
     """`judge` at temperature 0, where nothing is drawn: the draft [K] stays as far as it is what the target says, the
     greatest of each row of its `scores` [K + 1, V]. The same verdict without arithmetic on rows that are all zeros
-    but for a 1. One read from the device. Raises ModelUnavailable where a greatest score is NaN."""
+    but for a 1. One read from the device. Raises ModelUnavailable where a greatest score is no finite number."""
     k = draft.shape[0]
     best = likeliest(scores)
     greatest = scores.gather(1, best[:, None]).squeeze(1).float()
     numbers = torch.cat([greatest, best.float(), draft.float()]).tolist()  # ids are whole below 2**24
-    if any(map(math.isnan, numbers)):
+    if not all(map(math.isfinite, numbers)):
         raise ModelUnavailable(_NAN)
     says, tokens = list(map(int, numbers[k + 1 : 2 * k + 2])), tuple(map(int, numbers[2 * k + 2 :]))
     p = tuple(float(id == said) for id, said in zip(tokens, says[:k], strict=True))

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from specdemo import sampling
-from specdemo.acceptance import judge
+from specdemo.acceptance import judge, judge_likeliest
 from specdemo.errors import BadRequest, SpecdemoError
 from specdemo.sampling import Purpose, draw, likeliest, penalise, round_salt, to_probs, uniform
 from specdemo.settings import Settings
@@ -183,6 +183,9 @@ def test_logits_that_are_not_numbers_are_an_error_that_says_so(temperature: floa
     probs = to_probs(torch.tensor([broken]), Settings(temperature=temperature), [0])
     with pytest.raises(SpecdemoError, match="not a number"):
         judge(torch.empty(0, dtype=torch.long), None, probs, [], [0.9])
+    if temperature == 0.0:
+        with pytest.raises(SpecdemoError, match="not a number"):
+            judge_likeliest(torch.empty(0, dtype=torch.long), torch.tensor([broken]), [])
 
 
 # Settings

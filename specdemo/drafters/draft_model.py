@@ -92,9 +92,8 @@ class DraftModel:
     def _likeliest(self, logits: Tensor, context: Sequence[int]) -> Tensor:
         """The id [1] with the highest of the logits [1, columns]."""
         if self.model.vocab_ids is not None and self._settings.repetition_penalty == 1.0:
-            return self.model.vocab_ids.index_select(
-                0, likeliest(logits)
-            )  # among its own few ids, not the target's many
+            best = likeliest(logits)  # among its own few ids, not the target's many
+            return self.model.vocab_ids.index_select(0, best)
         return likeliest(penalise(self._over_target_ids(logits), self._settings, context))
 
     def _tensor(self, tokens: Sequence[int]) -> Tensor:

@@ -74,7 +74,8 @@ class LeanLM:
         self.graphs = self.device.type == "cuda"  # whether few positions go through recorded graphs
         self.forward_path = "lean, CUDA graphs" if self.graphs else "lean"
         self.dtype = activation_dtype(precision, self.device)
-        self.rotated = self.even_attention = precision == "int8" and not rough
+        self.rotated = precision == "int8" and not rough
+        self.even_attention = self.rotated  # rounding to 8 bits makes much of a difference in a last bit
         self.vocab_size = min(vocab_size or head.shape[0], head.shape[0])
         self.vocab_ids = vocab_ids
         self.context_length = _context_length(config)
@@ -239,11 +240,11 @@ class LeanCache:
             self._cached += count
             return logits[count - keep : count]
         last: list[Tensor] = []
-        for chunk in [ids] if count <= _PREFILL_CHUNK else ids.split(_PREFILL_CHUNK):
+        for chunk in ids.split(_PREFILL_CHUNK):
             last.append(self._lm.forward(chunk, self._cached, self._buffers))
             self._cached += chunk.shape[0]
         hidden = last[0] if len(last) == 1 else torch.cat(last)
-        logits = self._lm.head(hidden if keep == count else hidden[-keep:])
+        logits = self._lm.head(hidden[-keep:])
         return logits.float()
 
     def branches(self, after: Tensor) -> LeanBranches:

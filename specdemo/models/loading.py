@@ -26,7 +26,7 @@ from .hub import checked_folder, fetch, needs_code
 from .lean import LeanLM
 from .linear import PRECISIONS, best_cpu_precision, precision_obstacle
 from .memory import ran_out_of_memory
-from .names import AUTO, EMBEDDED, EMBEDDED_NAME, NONE
+from .names import AUTO, EMBEDDED, EMBEDDED_NAME, NONE, draft_precision
 from .pretrained import read_config, read_tokenizer, transformers_config
 from .quantize import load_quantized
 from .reduced_vocab import SHIPPED, is_draft_folder, load_draft
@@ -143,13 +143,11 @@ def _part(report: Progress, start: float, end: float, text: str, share: float) -
 
 def _load_distilled(folder: Path, target: LanguageModel, device: torch.device) -> LanguageModel:
     """A draft that reads the target's embeddings, or on another device a copy of them, in the target's precision, or
-    where that is not one of the lean forward's, in what the device is fast at. Where that would be 16 bits read by
-    FBGEMM, it is 8: rounding costs a guess less than reading costs."""
+    where that is not one of the lean forward's, in what the device is fast at, or less (`draft_precision`)."""
     if isinstance(target, LeanLM | TransformersLM):
         precision = target.precision if isinstance(target, LeanLM) else choose_precision(AUTO, device)
-        if device.type == "cpu" and precision == "float16":
-            precision = "int8"
-        return load_draft(folder, target.embedding.to(device), precision, vocab_size=target.vocab_size)
+        kept = draft_precision(precision, device.type)
+        return load_draft(folder, target.embedding.to(device), kept, vocab_size=target.vocab_size)
     raise ModelUnavailable(
         f"A distilled draft reads its target's embeddings, which {target.name} does not share when it runs by "
         f"{target.forward_path}: choose another draft model, or the method prompt-lookup."

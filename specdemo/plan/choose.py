@@ -14,6 +14,7 @@ from itertools import permutations
 from typing import Any
 
 from ..errors import BadRequest
+from ..models.names import draft_precision
 from .devices import Device, Machine
 from .shape import ModelShape
 from .sizes import GIB, LANES, Kept, embedding_bytes, kv_bytes, module_bytes, weight_bytes, workspace_bytes
@@ -363,13 +364,11 @@ class _Ladder:
         return Kept(precision, "lean", "float32" if widened else precision, device.kind)
 
     def _draft_kept(self, draft: ModelShape, precision: str, target: Kept, device: Device) -> Kept:
-        """A distilled draft runs as its target does, where that is the lean forward; beside a float16 target on a
-        processor its products read 8 bits (see `models.loading`)."""
+        """A distilled draft runs as its target does, where that is the lean forward, in its precision or less."""
         if not draft.shares_embedding:
             return self._kept(draft, precision, device)
         kept = target if target.forward == "lean" else self._kept(draft, precision, device)
-        widened = kept.forward == "lean" and kept.device_kind == "cpu" and kept.precision == "float16"
-        return replace(kept, precision="int8") if widened else kept
+        return replace(kept, precision=draft_precision(kept.precision, kept.device_kind))
 
     def _workspace(self, kept: Kept, draft: ModelShape | None, draft_kept: Kept | None) -> int:
         space = workspace_bytes(self._target, kept, self._context, LANES)
