@@ -12,6 +12,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -374,8 +375,11 @@ def test_near_the_end_of_the_drafts_context_it_goes_on_without_guesses(context: 
 
 def children() -> list[int]:
     """Processes that this one started and that still run."""
-    task = Path(f"/proc/{os.getpid()}/task")
-    return [int(pid) for thread in task.iterdir() for pid in (thread / "children").read_text().split()]
+    found: list[int] = []
+    for thread in Path(f"/proc/{os.getpid()}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread may end meanwhile: it has no children then
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 @pytest.fixture
