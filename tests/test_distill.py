@@ -460,7 +460,6 @@ def test_beside_a_target_of_few_bits_the_draft_reads_8(
     assert pair.plan.draft_kept is not None
     assert (pair.target.precision, pair.draft.precision) == (dtype, precision)
     assert pair.plan.draft_kept.precision == precision
-    assert not pair.draft.rotated  # that is for a target's texts
     batch = collate(load(shards), [3])
     logits = pair.draft.open(64).extend(batch.ids[0], keep=batch.ids.shape[1])[batch.rows]
     with torch.no_grad():

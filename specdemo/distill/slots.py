@@ -78,4 +78,4 @@ class SlotDecoder:
             attended = attend_by_products(block, keys, values, mask)
             layer.finish(rows, attended.view(len(ids), heads, -1, width).transpose(1, 2).reshape(len(ids), -1))
         self.positions += 1
-        return model.head(model.norm(rows)).float()
+        return model.head(rows).float()

@@ -74,9 +74,9 @@ class StaticForward:
         rows, rotations = lm.embed(self._ids), lm.rope.at(positions, self._rotations)
         for layer, memory in zip(lm.layers, self._keys_values, strict=True):
             slots = memory.permute(2, 0, 1, 3)  # [positions, 2, kv_heads, head_dim]
-            reach = Reach(0, len(rows), memory[0], memory[1], mask)
-            layer(rows, rotations, partial(slots.index_copy_, 0, positions), [reach])
-        return lm.head(lm.norm(rows)).float()
+            reach = Reach(memory[0], memory[1], mask)
+            layer(rows, rotations, partial(slots.index_copy_, 0, positions), reach)
+        return lm.head(rows).float()
 
     def _mask(self, positions: Tensor) -> Tensor:
         """[rows, positions of the buffer]: 0 up to a row's own position, -inf behind it; rows as queries are folded."""

@@ -1,21 +1,17 @@
 """What loaded models really hold, counted tensor by tensor: the measure that a plan's arithmetic is held against.
 
-transformers' modules and bitsandbytes' scales are tensors that can be asked for. The lean forward's packed products are
-opaque; they are unpacked one by one and their numbers counted.
+transformers' modules and bitsandbytes' scales are tensors that can be asked for, as are the lean forward's products.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .base import LanguageModel
 from .lean import LeanLM
-from .linear import Float16Linear
 from .transformers_lm import TransformersLM
 
 _SHARED_TABLE = 512
@@ -32,9 +28,10 @@ def weights_held(*models: LanguageModel) -> int:
             found = _tensors_of(model.model)
         elif isinstance(model, LeanLM):
             found = iter([model.embedding, *([] if model._offsets is None else [model._offsets])])
-            products = [model.head, model._rotation, *(part for layer in model.layers for part in vars(layer).values())]
+            products = [model.head, *(part for layer in model.layers for part in vars(layer).values())]
+            # Some are in a layout of oneDNN's, whose address nobody is told; none is shared.
             packed += sum(
-                _packed_bytes(part) for part in products if hasattr(part, "_weight") or hasattr(part, "_packed")
+                part.numbers.numel() * part.numbers.dtype.itemsize for part in products if hasattr(part, "numbers")
             )
         else:
             continue
@@ -54,14 +51,3 @@ def _tensors_of(model: Any) -> Iterator[Tensor]:
         state = getattr(module, "state", None)
         candidates += [getattr(state, "CB", None), getattr(state, "SCB", None)]
         yield from (one for one in candidates if isinstance(one, Tensor) and one.numel() > _SHARED_TABLE)
-
-
-def _packed_bytes(product: Any) -> int:
-    """The weights of one packed product."""
-    if hasattr(product, "_weight"):
-        return int(product._weight.numel()) * int(product._weight.dtype.itemsize)
-    if isinstance(product, Float16Linear):
-        return 2 * int(torch.ops.quantized.linear_unpack_fp16(product._packed)[0].numel())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tensors of a quantized dtype are deprecated
-        return int(torch.ops.quantized.linear_unpack(product._packed)[0].numel())

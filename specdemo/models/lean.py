@@ -4,8 +4,7 @@ Speculation pays when a forward costs what its weights' bytes cost, so everythin
 and values come from one product and so do gate and up; keys and values are written into a buffer allocated before the
 run; a rotation is one multiplication; logits are made only where asked. What can be done once is done to the weights
 at loading: rows are reordered so that no activation is ever transposed (see `lean_layer`), and on the CPU a norm's gain
-is folded into the product behind it where the precision has room for that. In int8 the residual stream is kept in a
-rotated basis (`rotation`), which its writers and readers absorb: outliers would spoil 8-bit rounding.
+is folded into the product behind it where the precision has room for that.
 
 Work per forward does not grow with the context, except in attention itself.
 """
@@ -22,13 +21,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from .cuda_graphs import WIDTHS, StaticForward
+from .few_queries import few_queries_obstacle
 from .lean_buffers import LeanBuffers
-from .lean_layer import LeanLayer, unit_norm
+from .lean_layer import LeanLayer, folded
 from .lean_tree import LeanBranches
-from .linear import Inputs, Linear, activation_dtype, pack_linear, packing, precision_obstacle
+from .linear import Linear, activation_dtype, pack_normed, precision_obstacle
 from .names import FAMILIES
 from .rope import Rope, rope_obstacle
-from .rotation import rotate
 
 _PREFILL_CHUNK = 512
 _CAPACITY_STEP = 256
@@ -42,8 +41,7 @@ class LeanLM:
     that a caller who keeps no other reference never holds them twice. `lm_head.weight` may have any number of rows;
     without it the embedding serves (tied weights). `config` is the transformers configuration. vocab_ids: the ids that
     the columns of the logits are, where they are not their index; `embedding_offsets` [their number, hidden], if given,
-    is added to these ids' embeddings. rough: a draft, whose guesses are judged anyway: in int8 it does without what
-    makes 8 bits good and even enough for a target. Raises ValueError when the model is not of a known family or the
+    is added to these ids' embeddings. Raises ValueError when the model is not of a known family or the
     state holds a tensor that has no place.
     """
 
@@ -58,7 +56,6 @@ class LeanLM:
         vocab_size: int | None = None,
         vocab_ids: Tensor | None = None,
         embedding_offsets: Tensor | None = None,
-        rough: bool = False,
     ) -> None:
         self.embedding = state.pop("model.embed_tokens.weight")  # [rows, hidden], in the dtype it was loaded in
         self.device = self.embedding.device
@@ -74,24 +71,18 @@ class LeanLM:
         self.graphs = self.device.type == "cuda"  # whether few positions go through recorded graphs
         self.forward_path = "lean, CUDA graphs" if self.graphs else "lean"
         self.dtype = activation_dtype(precision, self.device)
-        self.rotated = precision == "int8" and not rough
-        self.even_attention = self.rotated  # rounding to 8 bits makes much of a difference in a last bit
         self.vocab_size = min(vocab_size or head.shape[0], head.shape[0])
         self.vocab_ids = vocab_ids
         self.context_length = _context_length(config)
         self.num_kv_heads = int(config.num_key_value_heads)
         self.groups = int(config.num_attention_heads) // self.num_kv_heads
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        self._attends_few = few_queries_obstacle(self.head_dim, self.dtype, self.device) is None
         rotated_heads = (self.groups + 1) * self.num_kv_heads  # queries and keys; values do not rotate
         self.rope = Rope(config, rotated_heads, self.num_kv_heads, self.device, self.dtype)
-        self.norm, gain = self.make_norm(state.pop("model.norm.weight"), config.rms_norm_eps)
-        self.layers, self.head = self._pack(config, state, head, gain)
+        self.layers, self.head = self._pack(config, state, head)
         if state:
             raise ValueError(f"{name}: the lean forward has no place for {', '.join(sorted(state)[:3])}")
-        self._rotation: Linear | None = None
-        if self.rotated:
-            with packing():
-                self._rotation = pack_linear(rotate(torch.eye(config.hidden_size)).t(), None, "float32")
         self._offsets: Tensor | None = None  # [ids with an offset, and a last row of zeros; hidden]
         if vocab_ids is not None and embedding_offsets is not None:
             self._offsets = functional.pad(embedding_offsets.to(self.dtype), (0, 0, 0, 1))
@@ -100,23 +91,21 @@ class LeanLM:
         self._pool: list[LeanBuffers] = []
         self.between_layers: Callable[[], None] | None = None  # see `base.call_between_layers`
 
-    def _pack(
-        self, config: Any, state: dict[str, Tensor], head: Tensor, gain: Tensor | None
-    ) -> tuple[list[LeanLayer], Linear]:
+    def _pack(self, config: Any, state: dict[str, Tensor], head: Tensor) -> tuple[list[LeanLayer], Linear]:
         """All layers and the head. On the CPU packing is C++ on one processor that lets Python run on: as many weights
         at once as there are processors. Elsewhere it is one quick copy after the other, in this thread: where a card is
         emulated, no other thread knows it."""
-        indices = range(config.num_hidden_layers)
-        with packing():
-            if self.device.type != "cpu":
-                return [LeanLayer(self, config, index, state) for index in indices], self._pack_head(head, gain)
-            with ThreadPoolExecutor(torch.get_num_threads()) as workers:
-                packed_head = workers.submit(self._pack_head, head, gain)
-                layers = workers.map(lambda index: LeanLayer(self, config, index, state), indices)
-                return list(layers), packed_head.result()
+        indices, gain = range(config.num_hidden_layers), state.pop("model.norm.weight")
 
-    def _pack_head(self, head: Tensor, gain: Tensor | None) -> Linear:
-        return self.reads_normed(head[: self.vocab_size], gain, None)
+        def pack_head() -> Linear:
+            return pack_normed(head[: self.vocab_size], None, self.precision, gain, config.rms_norm_eps)
+
+        if self.device.type != "cpu":
+            return [LeanLayer(self, config, index, state) for index in indices], pack_head()
+        with ThreadPoolExecutor(torch.get_num_threads()) as workers:
+            packed_head = workers.submit(pack_head)
+            layers = workers.map(lambda index: LeanLayer(self, config, index, state), indices)
+            return list(layers), packed_head.result()
 
     @classmethod
     def from_transformers(
@@ -163,21 +152,27 @@ class LeanLM:
         self._pool.append(buffers)
 
     def forward(self, ids: Tensor, start: int, buffers: LeanBuffers) -> Tensor:
-        """Hidden states [n, hidden] after the last layer and norm, for `ids` int64 [n] at positions start, ..."""
-        count = ids.shape[0]
-        rows, rotations = self.embed(ids), self.rope.between(start, start + count)
-        for layer, (slots, reaches) in zip(self.layers, buffers.views(start, count), strict=True):
-            layer(rows, rotations, slots.copy_, reaches)
-            if self.between_layers is not None:
-                self.between_layers()
-        return self.norm(rows)
+        """The residual stream [n, hidden] behind the last layer, for `ids` int64 [n] at positions start, ..."""
+        count, rows, between = ids.shape[0], self.embed(ids), self.between_layers
+        if self._attends_few and folded(count, self.groups):
+            for layer, memory in zip(self.layers, buffers.layers, strict=True):
+                layer.step(rows, memory, start, self.rope.table)
+                if between is not None:
+                    between()
+            return rows
+        rotations = self.rope.between(start, start + count)
+        for layer, (slots, reach) in zip(self.layers, buffers.views(start, count), strict=True):
+            layer(rows, rotations, slots.copy_, reach)
+            if between is not None:
+                between()
+        return rows
 
     def embed(self, ids: Tensor) -> Tensor:
         """The residual stream [n, hidden] before the first layer."""
         rows = self.embedding.index_select(0, ids).to(self.dtype)
         if self._offsets is not None:
             rows = rows + self._offsets.index_select(0, self._offset_of.index_select(0, ids))
-        return rows if self._rotation is None else self._rotation(rows)
+        return rows
 
     def static_forward(self, ids: Tensor, start: int, buffers: LeanBuffers) -> Tensor:
         """Logits float32 [width >= n, vocab_size] by a recorded graph, of which the first n rows mean something. The
@@ -192,26 +187,6 @@ class LeanLM:
             self.forward_path = f"lean, eager (no CUDA graphs: {str(error).splitlines()[0]})"
             buffers.static.clear()
             return self.head(self.forward(ids, start, buffers)).float()
-
-    def make_norm(self, gain: Tensor, eps: float) -> tuple[Linear, Tensor | None]:
-        """A norm, and the gain that is left for the product behind it (None where the norm applies it)."""
-        if self.device.type == "cpu" and self.dtype == torch.float32:
-            return unit_norm(gain.shape[0], eps), gain.float() * math.sqrt(gain.shape[0])
-        gain = gain.to(self.dtype)
-        return lambda rows: functional.rms_norm(rows, gain.shape, gain, eps), None
-
-    def reads_normed(self, weight: Tensor, gain: Tensor | None, bias: Tensor | None) -> Linear:
-        """The product of `weight` [outputs, hidden] with the normed residual stream."""
-        weight = weight if gain is None else weight.float() * gain
-        if self.rotated:
-            return pack_linear(rotate(weight), bias, self.precision, "unit")
-        return pack_linear(weight, bias, self.precision)
-
-    def writes(self, weight: Tensor, bias: Tensor | None, inputs: Inputs = "plain") -> Linear:
-        """The product with `weight` [hidden, inputs] plus `bias` [hidden], which is added to the residual stream."""
-        if self.rotated:
-            weight, bias = rotate(weight.float().t()).t(), None if bias is None else rotate(bias.float())
-        return pack_linear(weight, bias, self.precision, inputs if self.rotated else "plain")
 
 
 class LeanCache:

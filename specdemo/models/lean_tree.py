@@ -46,10 +46,10 @@ class LeanBranches:
         keys, values = self._memory[:, :, :, :stop].unbind(1)
         rows, rotations = lm.embed(ids), lm.rope.at(self._positions, lm.rope.table)
         for layer, slot, key, value in zip(lm.layers, slots, keys.unbind(), values.unbind(), strict=True):
-            layer(rows, rotations, slot.copy_, (Reach(0, count, key, value, mask),))
+            layer(rows, rotations, slot.copy_, Reach(key, value, mask))
         self._next = stop
         self._positions = self._positions + 1
-        return lm.head(lm.norm(rows)).float()
+        return lm.head(rows).float()
 
     @torch.inference_mode()
     def only(self, branch: int) -> None:

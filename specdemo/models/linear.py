@@ -1,55 +1,56 @@
 """Matrix-vector products as fast as this processor reads weights, one class for each way to keep a weight.
 
 Decoding one sequence multiplies a handful of rows with every weight of the model, so a forward costs what its bytes
-cost: fewer bytes per weight, laid out once in the order in which the kernel reads them. All kernels are torch's own
-(oneDNN and FBGEMM); nothing is compiled here. On the CPU
+cost: fewer bytes per weight, laid out once in the order in which the kernel reads them. On the CPU
 
 - `float32`: packed for oneDNN;
 - `bfloat16`: packed for oneDNN where the processor multiplies bfloat16 itself (AVX512-BF16 or AMX), plain elsewhere;
-- `float16`: 16-bit weights widened in registers, activations and sums in float32 (FBGEMM, x86 with AVX2);
-- `int8`: 8-bit weights with a scale per output, activations in 221 levels with a scale per row (FBGEMM, x86 with AVX2).
+- `float16`: 16-bit weights, activations and sums in float32, through `panels` (x86 with AVX2);
+- `int8`: 8-bit weights with a scale per output, activations in 16 bits with a step per row, through the same.
 
 Other devices use their library's own product in float32, bfloat16 or float16.
 
-A row's result never depends on the other rows in the call, or verification would not be lossless: that is why the
-8-bit path derives each row's scale from that row alone, where torch's usual dynamic quantization looks at all rows.
+A row's result never depends on the other rows in the call, or verification would not be lossless: that is why in int8
+each row has a step of its own, where torch's usual dynamic quantization looks at all rows.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .rotation import rotate_blocks
+from .native import kernel_obstacle
+from .panels import INT8_MOST, PanelWeight
 
-Linear: TypeAlias = Callable[[Tensor], Tensor]
-"""[rows, inputs] -> [rows, outputs], both in the activations' dtype; what was put in may be overwritten."""
 
-Inputs: TypeAlias = Literal["plain", "unit", "outliers"]
-"""What is known of the rows that come in, of use to int8 only. unit: of length one and rotated (see `rotation`), so
-that no feature stands out; outliers: some features do, and are worth a rotation at run time."""
+class Linear(Protocol):
+    """A product with a weight, with what stands around it in a decoder. All tensors are of the activations' dtype."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[n, inputs] -> [n, outputs]."""
+        ...
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> None:
+        """Add the product of `rows` to `residual` [n, outputs]."""
+        ...
+
+    def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> None:
+        """Add the product of silu(gate) * up, the halves of gate_up [n, 2 * inputs]."""
+        ...
+
 
 PRECISIONS = ("float32", "bfloat16", "float16", "int8")
+_PANELS = ("float16", "int8")
+"""Those that kernels of our own serve on a CPU."""
 
 _ONEDNN_ROWS = 8
 """Rows that oneDNN lays a weight out for. With it, results are bit for bit the same for any number of rows."""
-
-_INT8_WEIGHT_MAX = 127
-_INT8_ACTIVATION_MAX = 110
-_INT8_PAIR_MAX = 32767
-_INT8_UNIT_LIMIT = 3.6
-"""Activations are stored as 0 .. 220, weights as -127 .. 127. AVX2 adds the products of two neighbouring inputs in 16
-bits, cutting what is larger: so a weight's scale is chosen such that 220 times the sum of two neighbouring weights of
-one sign never exceeds 32767. More levels for activations would leave fewer for weights; here both err about alike. A
-rotated row of unit length is cut at 3.6 times its features' root mean square, which one feature in 3,000 reaches."""
 
 
 def precision_obstacle(precision: str, device: torch.device) -> str | None:
@@ -58,8 +59,8 @@ def precision_obstacle(precision: str, device: torch.device) -> str | None:
         return f"there is no precision {precision!r}: choose one of {', '.join(PRECISIONS)}"
     if device.type != "cpu":
         return "int8 runs on x86 processors only" if precision == "int8" else None
-    if precision in ("float16", "int8") and "fbgemm" not in torch.backends.quantized.supported_engines:
-        return f"{precision} needs an x86 processor with AVX2 here: choose float32 or bfloat16"
+    if precision in _PANELS and (missing := kernel_obstacle()):
+        return f"{precision} needs {missing} here: choose float32 or bfloat16"
     return None
 
 
@@ -77,121 +78,135 @@ def activation_dtype(precision: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, precision: str, inputs: Inputs = "plain") -> Linear:
+def pack_linear(weight: Tensor, bias: Tensor | None, precision: str) -> Linear:
     """A product with `weight` [outputs, inputs] (any float dtype) plus `bias` [outputs], kept in `precision` on the
-    weight's device. Call it inside `packing()`. Raises ValueError where a weight is out of the precision's range."""
-    if weight.device.type != "cpu":
-        return PlainLinear(weight, bias, activation_dtype(precision, weight.device))
-    if precision == "int8":
-        return Int8Linear(weight, bias, inputs)
-    if precision == "float16":
-        return Float16Linear(weight, bias)
-    if torch.backends.mkldnn.is_available() and (precision == "float32" or _bfloat16_in_hardware()):
-        return OneDnnLinear(weight, bias, activation_dtype(precision, weight.device))
-    return PlainLinear(weight, bias, activation_dtype(precision, weight.device))
+    weight's device. Raises ValueError where a weight is out of the precision's range."""
+    on_cpu = weight.device.type == "cpu"
+    return (
+        PanelLinear(weight, bias, precision)
+        if on_cpu and precision in _PANELS
+        else _pack_plain(weight, bias, precision)
+    )
 
 
-class PlainLinear:
+def _pack_plain(weight: Tensor, bias: Tensor | None, precision: str) -> PlainLinear | OneDnnLinear:
+    dtype = activation_dtype(precision, weight.device)
+    blocked = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    if blocked and (precision == "float32" or _bfloat16_in_hardware()):
+        return OneDnnLinear(weight, bias, dtype)
+    return PlainLinear(weight, bias, dtype)
+
+
+def pack_normed(weight: Tensor, bias: Tensor | None, precision: str, gain: Tensor, eps: float) -> Linear:
+    """The product of `weight` with the root mean square norm of its rows, scaled by `gain` [inputs]: with
+    x / sqrt(mean(x^2) + eps) * gain (Zhang and Sennrich 2019, equation 4, and eps).
+
+    Where activations are float32, x / sqrt(mean(x^2) + eps) is sqrt(inputs) * x / sqrt(sum(x^2) + eps * inputs), and
+    what does not depend on x goes into the weight."""
+    width = gain.shape[0]
+    if weight.device.type == "cpu" and activation_dtype(precision, weight.device) == torch.float32:
+        weight = weight.float() * (gain.float() * math.sqrt(width))
+        if precision in _PANELS:
+            return PanelLinear(weight, bias, precision, eps * width)
+        return NormedLinear(_pack_plain(weight, bias, precision), unit_norm(eps * width))
+    gain = gain.to(activation_dtype(precision, weight.device))
+    norm = partial(functional.rms_norm, normalized_shape=(width,), weight=gain, eps=eps)
+    return NormedLinear(_pack_plain(weight, bias, precision), norm)
+
+
+def unit_norm(eps: float) -> Callable[[Tensor], Tensor]:
+    """x / sqrt(sum(x^2) + eps) by row, as x / hypot(|x|, sqrt(eps)): three small kernels, where torch's rms_norm takes
+    eight on a CPU."""
+    floor = torch.tensor(math.sqrt(eps))
+    return lambda rows: rows / torch.linalg.vector_norm(rows, 2, 1, True).hypot_(floor)
+
+
+class _Stepwise:
+    """What stands around a product, by torch's own operations."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> None:
+        residual.add_(self(rows))
+
+    def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> None:
+        gate, up = gate_up.chunk(2, 1)
+        self.add_to(residual, functional.silu(gate).mul_(up))
+
+
+class PlainLinear(_Stepwise):
     """torch's own product, any device."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self._weight = weight.to(dtype).contiguous()
+        self.numbers = weight.to(dtype).contiguous()
         self._bias = None if bias is None else bias.to(dtype)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return functional.linear(rows, self._weight, self._bias)
+        return functional.linear(rows, self.numbers, self._bias)
 
 
-class OneDnnLinear:
+class OneDnnLinear(_Stepwise):
     """A weight in oneDNN's blocked layout: float32, or bfloat16 where the processor has it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), _ONEDNN_ROWS)
+        self.numbers = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), _ONEDNN_ROWS)
         self._bias = None if bias is None else bias.to(dtype)
         self._multiply = _operator("mkldnn::_linear_pointwise")
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return self._multiply(rows, self._weight, self._bias, "none", [], "")
+        return self._multiply(rows, self.numbers, self._bias, "none", [], "")
 
 
-class Float16Linear:
-    """Weights in float16, everything else in float32. Weights beyond float16's range (65504) are refused."""
+class NormedLinear(_Stepwise):
+    """A product behind a norm."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        weight, bias = weight.float(), None if bias is None else bias.float()
-        lowest, highest = weight.aminmax()
-        if not max(-lowest, highest) < torch.finfo(torch.float16).max:
-            raise ValueError("a weight is out of float16's range")
-        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
-        self._multiply = _operator("quantized::linear_dynamic_fp16")
+    def __init__(self, linear: PlainLinear | OneDnnLinear, norm: Callable[[Tensor], Tensor]) -> None:
+        self._linear, self._norm = linear, norm
+        self.numbers = linear.numbers
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return self._multiply(rows, self._packed)
+        return self._linear(self._norm(rows))
 
 
-class Int8Linear:
-    """Weights in int8 with a scale per output, activations in 221 levels with a scale per row, sums in int32.
+class PanelLinear(_Stepwise):
+    """A weight in float16 or int8 (see `panels`), activations in float32. Weights beyond float16's range (65504) are
+    refused; int8 has a scale per output. Where there is an `eps`, rows are normed first: x / sqrt(sum(x^2) + eps)."""
 
-    The quantizer is given the same scale and zero point whatever the rows hold: each row is first divided by its
-    largest magnitude and multiplied back afterwards, or is of unit length already. Integer sums are exact, so a row
-    has the same bits in any company.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, inputs: Inputs) -> None:
-        weight = rotate_blocks(weight.float()) if inputs == "outliers" else weight.float()
-        scale = _int8_scale(weight)
-        rounded = (weight / scale[:, None]).round_().to(torch.int8)
-        zero = torch.zeros(len(scale), dtype=torch.int64)
-        quantized = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zero, 0)
-        self._packed = torch.ops.quantized.linear_prepack(quantized, None)
-        self._bias = None if bias is None else bias.float()
-        self._inputs = inputs
-        self._limit = _INT8_UNIT_LIMIT / math.sqrt(weight.shape[1]) if inputs == "unit" else 1.0
-        self._step = self._limit / _INT8_ACTIVATION_MAX
-        self._multiply = _operator("quantized::linear_with_input_q_dq_qweight_dq_output_fp32")
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        if self._inputs == "unit":
-            rows.clamp_(-self._limit, self._limit)
-            product = self._multiply(rows, self._step, _INT8_ACTIVATION_MAX, self._packed)
+    def __init__(self, weight: Tensor, bias: Tensor | None, precision: str, eps: float | None = None) -> None:
+        weight = weight.float()
+        if precision == "int8":
+            scales = (weight.abs().amax(1) / INT8_MOST).clamp_(min=torch.finfo(torch.float32).tiny)
+            self._weight = PanelWeight((weight / scales[:, None]).round_().to(torch.int8), scales)
         else:
-            if self._inputs == "outliers":
-                rows = rotate_blocks(rows)
-            largest = rows.abs().amax(1, True).clamp_(min=1e-30)  # the infinity norm, one kernel, takes longer
-            product = self._multiply(rows.div_(largest), self._step, _INT8_ACTIVATION_MAX, self._packed).mul_(largest)
+            lowest, highest = weight.aminmax()
+            if not max(-lowest, highest) < torch.finfo(torch.float16).max:
+                raise ValueError("a weight is out of float16's range")
+            self._weight = PanelWeight(weight.half())
+        self.numbers = self._weight.numbers
+        self._bias = None if bias is None else bias.float()
+        self._eps = eps
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        eps = self._eps
+        product = self._weight.multiply(rows) if eps is None else self._weight.multiply_normed(rows, eps)
         return product if self._bias is None else product.add_(self._bias)
 
+    def add_to(self, residual: Tensor, rows: Tensor) -> None:
+        self._weight.add_product(residual, rows)
+        if self._bias is not None:
+            residual.add_(self._bias)
 
-def _int8_scale(weight: Tensor) -> Tensor:
-    """[outputs]: the smallest scale with which no weight and no sum of two neighbours leaves its range."""
-    padded = functional.pad(weight, (0, weight.shape[1] % 2))
-    pairs = padded.unflatten(1, (-1, 2))
-    same_sign = torch.maximum(pairs.clamp(min=0).sum(2), pairs.clamp(max=0).sum(2).neg_()).amax(1)
-    # Each of the two may be rounded up by half a step.
-    most = _INT8_PAIR_MAX / (2 * _INT8_ACTIVATION_MAX) - 1
-    scale = torch.maximum(weight.abs().amax(1) / _INT8_WEIGHT_MAX, same_sign / most)
-    return scale.clamp_(min=torch.finfo(torch.float32).tiny)
+    def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> None:
+        self._weight.add_gated_product(residual, gate_up)
+        if self._bias is not None:
+            residual.add_(self._bias)
 
 
 def _operator(name: str) -> Callable[..., Tensor]:
     """A torch operator, called through the dispatcher itself. `torch.ops` asks every argument for `__torch_function__`
     first, and a packed weight answers by two C++ exceptions: 20 microseconds, as long as a small product takes."""
     return partial(torch._C._dispatch_call_boxed, torch._C._dispatch_find_schema_or_throw(name, ""))
-
-
-@contextmanager
-def packing() -> Iterator[None]:
-    """Around every `pack_linear`, which may then run in several threads: torch packs quantized weights for the engine
-    that is selected at that moment, and says of every tensor of a quantized dtype that such tensors are deprecated."""
-    before = torch.backends.quantized.engine
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if "fbgemm" in torch.backends.quantized.supported_engines:
-            torch.backends.quantized.engine = "fbgemm"
-        try:
-            yield
-        finally:
-            torch.backends.quantized.engine = before
 
 
 def _bfloat16_in_hardware() -> bool:

@@ -177,9 +177,7 @@ def load_draft(
     state["model.embed_tokens.weight"] = embeddings
     state["lm_head.weight"] = embeddings[vocab_ids].float()
     title = name or f"{config.target.rsplit('/', 1)[-1]} draft"
-    return LeanLM(
-        config.explicit(), state, title, precision, vocab_ids=vocab_ids, embedding_offsets=offsets, rough=True
-    )
+    return LeanLM(config.explicit(), state, title, precision, vocab_ids=vocab_ids, embedding_offsets=offsets)
 
 
 def _checked_ids(vocab_size: int) -> Tensor:

@@ -24,7 +24,7 @@ LANES = 2
 _NF4_BLOCK, _NF4_OUTER_BLOCK = 64, 256
 """bitsandbytes' NF4: one 8-bit scale per 64 weights, and with double quantization one float32 per 256 of these."""
 
-_INT8_OUTPUT_BYTES = 12  # of FBGEMM, per output: scale, zero point and sum of its weights
+_INT8_OUTPUT_BYTES = 4  # per output: its scale
 _LEAN_STEP, _LEAN_PADDING, _LEAN_CHUNK = 256, 32, 512  # see lean.LeanLM.open
 _GRAPH_ROWS = 63  # of all widths that are recorded as CUDA graphs: 1 + 2 + 4 + ... + 32
 
@@ -81,12 +81,10 @@ def _lean_bytes(shape: ModelShape, kept: Kept, weight: Weight) -> int:
 
 
 def _lean_extras(shape: ModelShape, kept: Kept) -> int:
-    """A tied head, which is the embedding itself only where that has the right type already; int8's rotation."""
+    """A tied head, which is the embedding itself only where that has the right type already."""
     extras = 0
     if shape.tied and (kept.device_kind == "cpu" or shape.stored != kept.precision):
         extras += shape.vocab * (shape.hidden * BYTES[kept.precision] + (_INT8_OUTPUT_BYTES if _is_int8(kept) else 0))
-    if _is_int8(kept):
-        extras += shape.hidden**2 * 4
     return extras
 
 

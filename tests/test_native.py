@@ -1,0 +1,88 @@
+"""Code made while the program runs: its arithmetic, its threads, and machines that cannot run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specdemo.models import native
+from specdemo.models.linear import best_cpu_precision, precision_obstacle
+from specdemo.models.native import (
+    FLOAT,
+    FLOATS,
+    LANES,
+    LONG,
+    POINTER,
+    Builder,
+    Kernel,
+    kernel_obstacle,
+    record,
+    scratch,
+)
+
+pytestmark = pytest.mark.skipif(kernel_obstacle() is not None, reason=f"needs {kernel_obstacle()}")
+
+FIELDS = {"source": POINTER, "target": POINTER, "count": LONG}
+
+
+def exponentials(build: Builder, call: dict[str, Any], thread: Any, threads: Any) -> None:
+    """Vector number i is done by thread i % threads."""
+    stop = call["count"]
+    with build.loop(build.long(0), stop, LANES) as part:
+        vector = build.udiv(part.index, build.long(LANES))
+        with build.if_then(build.icmp_unsigned("==", build.urem(vector, threads), thread)):
+            value = build.exponential(build.read(call["source"], part.index, FLOAT, FLOATS))
+            build.write(value, call["target"], part.index, FLOAT)
+
+
+def run(kernel: Kernel, values: torch.Tensor, threads: int) -> torch.Tensor:
+    result = torch.zeros_like(values)
+    kernel(record(**FIELDS)(values.data_ptr(), result.data_ptr(), values.numel()), threads)
+    return result
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_exponential_is_right_to_the_last_bits(threads: int) -> None:
+    values = torch.cat([torch.linspace(-87, 88, 100_000), torch.linspace(-2, 2, 100_000)])
+    result = run(Kernel(FIELDS, exponentials), values, threads)
+    torch.testing.assert_close(result.double(), values.double().exp(), rtol=3e-7, atol=0)
+
+
+def test_beyond_its_range_the_exponential_stays_at_its_ends() -> None:
+    values = torch.tensor([-1e30, -200.0, float("-inf"), 89.0, 1e30, float("inf"), 0.0, 1.0])
+    result = run(Kernel(FIELDS, exponentials), values, 1)
+    assert (result[:3] < 2e-38).all()
+    assert (result[3:6] > 1e38).all()
+    assert result[6] == 1.0
+
+
+def test_without_torchs_openmp_one_thread_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_openmp", lambda: None)
+    values = torch.linspace(-5, 5, 64)
+    torch.testing.assert_close(run(Kernel(FIELDS, exponentials), values, 2), values.exp())
+
+
+def test_torchs_openmp_is_found_here() -> None:
+    assert native._openmp() is not None
+
+
+def test_scratch_grows_and_is_kept() -> None:
+    first = scratch(100)
+    assert scratch(50) == first
+    assert scratch(native._scratch.memory.numel() + 1)
+    assert native._scratch.memory.numel() > 100
+
+
+def test_a_processor_without_avx2_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel_obstacle.cache_clear()
+    monkeypatch.setattr(native.binding, "get_host_cpu_features", lambda: {"avx2": False, "fma": True, "f16c": True})
+    try:
+        cpu = torch.device("cpu")
+        for precision in ("float16", "int8"):
+            assert "AVX2" in (precision_obstacle(precision, cpu) or "")
+        assert precision_obstacle("float32", cpu) is None
+        assert best_cpu_precision() in ("float32", "bfloat16")
+    finally:
+        kernel_obstacle.cache_clear()
