@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,3 +87,48 @@ def test_a_processor_without_avx2_falls_back_and_says_so(monkeypatch: pytest.Mon
         assert best_cpu_precision() in ("float32", "bfloat16")
     finally:
         kernel_obstacle.cache_clear()
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path))
+    return tmp_path / "kernels"
+
+
+def works() -> bool:
+    values = torch.linspace(-5, 5, 64)
+    return torch.allclose(run(Kernel(FIELDS, exponentials), values, 1), values.exp())
+
+
+def test_code_is_compiled_once_and_kept(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert works()
+    (file,) = kept.iterdir()
+    before = file.read_bytes()
+    monkeypatch.setattr(native.binding, "create_pass_builder", lambda *_: pytest.fail("compiled again"))
+    assert works()
+    assert [(file.name, file.read_bytes()) for file in kept.iterdir()] == [(file.name, before)]
+
+
+@pytest.mark.parametrize("left", [b"", b"\n", b"not code", b"0" * 64 + b"\nnot code", None])
+def test_a_broken_file_is_made_again(kept: Path, left: bytes | None) -> None:
+    assert works()
+    (file,) = kept.iterdir()
+    before = file.read_bytes()
+    file.write_bytes(before[:-1] if left is None else left)
+    assert works()
+    assert file.read_bytes() == before
+
+
+def test_where_nothing_can_be_kept_code_is_made_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "file"))
+    assert works()
+
+
+def test_other_code_has_another_name(kept: Path) -> None:
+    def ones(build: Builder, call: dict[str, Any], thread: Any, threads: Any) -> None:
+        build.write(build.number(1.0), call["target"], build.long(0), FLOAT)
+
+    assert works()
+    assert run(Kernel(FIELDS, ones), torch.zeros(3), 1).tolist() == [1.0, 0.0, 0.0]
+    assert len([*kept.iterdir()]) == 2

@@ -34,7 +34,6 @@ INT8_MOST = 127
 _PANEL = 16
 _ROWS = 6
 """Rows at a time. Their sums take 12 of AVX2's 16 registers, the weights two and an input one."""
-_UNROLL = 2  # steps per turn: 64 bytes of weights, one line of the cache
 _AHEAD = 3072
 """Bytes from a weight that is used to the one that is fetched meanwhile; 2 to 8 thousand do about alike."""
 
@@ -131,12 +130,16 @@ class _Writer:
         stride = build.mul(panels, build.long(_PANEL))
         add = build.icmp_unsigned("!=", call["add"], build.long(0))
         tiles = [self._tile(build.module, rows) for rows in range(1, _ROWS + 1)]
+        groups = build.udiv(build.add(count, build.long(_ROWS - 1)), build.long(_ROWS))
         with build.loop(first, last) as panel:
             output = build.mul(panel.index, build.long(_PANEL))
             weight = build.at(call["weight"], build.mul(output, inputs), BYTE if self._int8 else HALF)
             scales = build.at(call["scales"], output, FLOAT)
-            with build.loop(build.long(0), count, _ROWS) as group:
-                row = group.index
+            with build.loop(build.long(0), groups) as group:
+                row, next_row = (
+                    build.udiv(build.mul(count, number), groups)
+                    for number in (group.index, build.add(group.index, build.long(1)))
+                )
                 arguments = [
                     weight,
                     build.at(read, build.mul(row, inputs), self._input),
@@ -147,10 +150,10 @@ class _Writer:
                     build.at(steps, row, FLOAT),
                     add,
                 ]
-                done, many = build.append_basic_block("done"), build.append_basic_block("many")
-                choice = build.switch(build.sub(count, row), many)
+                done, most = build.append_basic_block("done"), build.append_basic_block("most")
+                choice = build.switch(build.sub(next_row, row), most)
                 for number, tile in enumerate(tiles, 1):
-                    block = many if number == _ROWS else build.append_basic_block(f"rows{number}")
+                    block = most if number == _ROWS else build.append_basic_block(f"rows{number}")
                     if number < _ROWS:
                         choice.add_case(build.long(number), block)
                     build.position_at_end(block)
@@ -219,19 +222,16 @@ class _Writer:
         lines = [build.at(read, build.mul(inputs, build.long(row)), self._input) for row in range(rows)]
         halves = range(_PANEL // LANES)
         start = [build.zeros(INTS if self._int8 else FLOATS)] * (rows * len(halves))
-        with build.loop(build.long(0), inputs, _UNROLL * self._group, start) as loop:
+        with build.loop(build.long(0), inputs, self._group, start) as loop:
             size = _PANEL if self._int8 else 2 * _PANEL
             here = build.at(weight, build.mul(loop.index, build.long(size)), BYTE)
             build.prefetch(build.at(here, build.long(_AHEAD), BYTE))
-            sums = list(loop.values)
-            for turn in range(_UNROLL):
-                weights = [self._weights(build, here, turn * len(halves) + half) for half in halves]
-                index = build.add(loop.index, build.long(turn * self._group))
-                for row, line in enumerate(lines):
-                    one = build.splat(build.read(line, index, self._input, INT if self._int8 else FLOAT))
-                    for half in halves:
-                        place = row * len(halves) + half
-                        sums[place] = self._add(build, weights[half], one, sums[place])
+            weights = [self._weights(build, here, half) for half in halves]
+            sums = []
+            for row, line in enumerate(lines):
+                one = build.splat(build.read(line, loop.index, self._input, INT if self._int8 else FLOAT))
+                before = loop.values[row * len(halves) :]
+                sums += [self._add(build, weights[half], one, before[half]) for half in halves]
             loop.following = sums
         for row in range(rows):
             line = build.at(product, build.mul(stride, build.long(row)), FLOAT)
@@ -246,9 +246,9 @@ class _Writer:
         build.ret_void()
         return function
 
-    def _weights(self, build: Builder, here: Any, number: int) -> Any:
-        """Eight outputs' weights, `number` such pieces on: as float32, or in pairs as 16-bit integers."""
-        offset = build.long(number * 16)
+    def _weights(self, build: Builder, here: Any, half: int) -> Any:
+        """A half's weights at `here`: as float32, or in pairs as 16-bit integers."""
+        offset = build.long(half * 16)
         if self._int8:
             narrow = build.read(here, offset, BYTE, ir.VectorType(BYTE, 2 * LANES), align=16)
             return build.sext(narrow, ir.VectorType(SHORT, 2 * LANES))
