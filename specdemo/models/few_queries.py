@@ -69,12 +69,13 @@ def attend_few(rows: Tensor, memory: Tensor, start: int, rotations: Tensor | Non
         scratch(threads * _TOGETHER * (width + start + count + LANES)),
         start, count, parts - 2, heads, positions, rotations is not None,
     )  # fmt: skip
-    _kernel(width)(call, threads)
+    attention_kernel(width)(call, threads)
     return attended
 
 
 @cache
-def _kernel(head_dim: int) -> Kernel:
+def attention_kernel(head_dim: int) -> Kernel:
+    """What `attend_few` runs for heads of this size, compiled by the first call."""
     return Kernel(_FIELDS, _Writer(head_dim).share)
 
 

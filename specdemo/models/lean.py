@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .cuda_graphs import WIDTHS, StaticForward
-from .few_queries import few_queries_obstacle
+from .few_queries import attention_kernel, few_queries_obstacle
 from .lean_buffers import LeanBuffers
 from .lean_layer import LeanLayer, folded
 from .lean_tree import LeanBranches
@@ -78,6 +78,10 @@ class LeanLM:
         self.groups = int(config.num_attention_heads) // self.num_kv_heads
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self._attends_few = few_queries_obstacle(self.head_dim, self.dtype, self.device) is None
+        if self._attends_few:
+            attention_kernel(
+                self.head_dim
+            )  # now, and not in the first forward of every process that is forked from this
         rotated_heads = (self.groups + 1) * self.num_kv_heads  # queries and keys; values do not rotate
         self.rope = Rope(config, rotated_heads, self.num_kv_heads, self.device, self.dtype)
         self.layers, self.head = self._pack(config, state, head)
