@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdemo.models.few_queries import attend_few, few_queries_obstacle
-from specdemo.models.native import kernel_obstacle
+from specdemo.models.few_queries import attend_few
+from specdemo.models.linear import kernel_obstacle
 
 pytestmark = pytest.mark.skipif(kernel_obstacle() is not None, reason=f"needs {kernel_obstacle()}")
 
@@ -83,11 +83,3 @@ def test_scores_of_any_size_have_a_softmax() -> None:
     rows, memory = drawn(2, 3, 1, 8, seed=1) * 1e4, drawn(2, 1, 16, 8, seed=2)
     expected, _ = written_out(rows, memory, 8, None)
     torch.testing.assert_close(attend_few(rows, memory, 8, None).double(), expected, rtol=1e-5, atol=1e-5 * 1e4)
-
-
-def test_where_it_cannot_be_used() -> None:
-    cpu = torch.device("cpu")
-    assert few_queries_obstacle(64, torch.float32, cpu) is None
-    assert "multiple of 8" in (few_queries_obstacle(6, torch.float32, cpu) or "")
-    assert "float32" in (few_queries_obstacle(64, torch.bfloat16, cpu) or "")
-    assert "CPU" in (few_queries_obstacle(64, torch.float32, torch.device("cuda")) or "")

@@ -16,10 +16,9 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from specdemo.models import lean
-from specdemo.models.few_queries import few_queries_obstacle
 from specdemo.models.lean import LeanLM
 from specdemo.models.lean_layer import attend_by_products
-from specdemo.models.linear import best_cpu_precision, pack_linear, pack_normed, precision_obstacle
+from specdemo.models.linear import best_cpu_precision, kernel_obstacle, pack_linear, pack_normed, precision_obstacle
 
 CPU = torch.device("cpu")
 VOCAB = 89
@@ -360,7 +359,7 @@ def test_few_positions_have_the_same_bits_however_many_are_fed(case: str, precis
         pytest.skip(obstacle)
     family, changes = MODELS[case]
     lm = LeanLM.from_transformers(tiny(family, **(changes | {"max_position_embeddings": 700})), case, precision)
-    assert few_queries_obstacle(lm.head_dim, lm.dtype, lm.device) is None
+    assert lm.attend_few is not None
     ids = some_ids(700)
     for start in (3, 57, 186, 251, 314, 507, 636):
         cache = lm.open(700)
@@ -371,6 +370,19 @@ def test_few_positions_have_the_same_bits_however_many_are_fed(case: str, precis
             fed = torch.cat([cache.extend(part, keep=len(part)) for part in ids[start : start + 18].split(count)])
             assert torch.equal(fed, one_by_one)
         cache.close()
+
+
+def test_the_kernel_for_few_positions_is_used_where_it_runs() -> None:
+    if obstacle := kernel_obstacle():
+        pytest.skip(obstacle)
+    for case, precision, used in (
+        ("llama-heads-of-8", "float32", True),
+        ("llama-heads-of-8", "bfloat16", False),
+        ("llama-9-over-3-heads", "float32", False),
+    ):
+        family, changes = MODELS[case]
+        lm = LeanLM.from_transformers(tiny(family, **changes), case, precision)
+        assert (lm.attend_few is not None) == used, case
 
 
 def test_precisions_are_named_and_checked() -> None:

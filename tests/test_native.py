@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from specdemo.models import native
-from specdemo.models.linear import best_cpu_precision, precision_obstacle
+from specdemo.models.linear import best_cpu_precision, kernel_obstacle, precision_obstacle
 from specdemo.models.native import (
     FLOAT,
     FLOATS,
@@ -18,7 +20,6 @@ from specdemo.models.native import (
     POINTER,
     Builder,
     Kernel,
-    kernel_obstacle,
     record,
     scratch,
 )
@@ -132,3 +133,26 @@ def test_other_code_has_another_name(kept: Path) -> None:
     assert works()
     assert run(Kernel(FIELDS, ones), torch.zeros(3), 1).tolist() == [1.0, 0.0, 0.0]
     assert len([*kept.iterdir()]) == 2
+
+
+@pytest.mark.process
+def test_without_llvmlite_the_lean_forward_runs_in_float32() -> None:
+    """As beside a card, where nothing else needs it."""
+    program = """
+import sys
+sys.modules["llvmlite"] = None
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from specdemo.models.lean import LeanLM
+from specdemo.models.linear import precision_obstacle
+config = LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+model = LlamaForCausalLM(config).eval()
+lm = LeanLM.from_transformers(model, "tiny")
+ids = torch.arange(9)
+assert torch.allclose(lm.open(9).extend(ids, keep=9), model(input_ids=ids[None]).logits[0], atol=1e-4)
+assert lm.attend_few is None
+print(precision_obstacle("int8", torch.device("cpu")))
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert "the package llvmlite" in told.stdout

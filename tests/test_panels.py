@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from specdemo.models.native import kernel_obstacle
+from specdemo.models.linear import kernel_obstacle
 from specdemo.models.panels import INT8_MOST, PanelWeight
 
 pytestmark = pytest.mark.skipif(kernel_obstacle() is not None, reason=f"needs {kernel_obstacle()}")

@@ -26,7 +26,6 @@ from .native import (
     POINTER,
     Builder,
     Kernel,
-    kernel_obstacle,
     record,
     scratch,
 )
@@ -40,15 +39,6 @@ _FIELDS = {
     **dict.fromkeys(("start", "count", "groups", "heads", "positions", "rotate"), LONG),
 }
 _call = record(**_FIELDS)
-
-
-def few_queries_obstacle(head_dim: int, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why `attend_few` cannot be used, or None if it can."""
-    if device.type != "cpu" or dtype != torch.float32:
-        return "it computes in float32 on the CPU"
-    if head_dim % LANES:
-        return f"heads of {head_dim} features are no multiple of {LANES}"
-    return kernel_obstacle()
 
 
 def attend_few(rows: Tensor, memory: Tensor, start: int, rotations: Tensor | None) -> Tensor:
@@ -75,7 +65,7 @@ def attend_few(rows: Tensor, memory: Tensor, start: int, rotations: Tensor | Non
 
 @cache
 def attention_kernel(head_dim: int) -> Kernel:
-    """What `attend_few` runs for heads of this size, compiled by the first call."""
+    """What `attend_few` runs for heads of this size, a multiple of 8. Compiled by the first call."""
     return Kernel(_FIELDS, _Writer(head_dim).share)
 
 

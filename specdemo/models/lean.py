@@ -21,11 +21,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from .cuda_graphs import WIDTHS, StaticForward
-from .few_queries import attention_kernel, few_queries_obstacle
 from .lean_buffers import LeanBuffers
 from .lean_layer import LeanLayer, folded
 from .lean_tree import LeanBranches
-from .linear import Linear, activation_dtype, pack_normed, precision_obstacle
+from .linear import Linear, activation_dtype, kernel_obstacle, pack_normed, precision_obstacle
 from .names import FAMILIES
 from .rope import Rope, rope_obstacle
 
@@ -66,6 +65,7 @@ class LeanLM:
             head = self.embedding  # as transformers does, whatever the file says
         for name_of in [key for key in state if key.endswith("rotary_emb.inv_freq")]:
             del state[name_of]  # in old files; computed here
+        on_cpu = self.device.type == "cpu"
         self.name = name
         self.precision = precision
         self.graphs = self.device.type == "cuda"  # whether few positions go through recorded graphs
@@ -77,11 +77,7 @@ class LeanLM:
         self.num_kv_heads = int(config.num_key_value_heads)
         self.groups = int(config.num_attention_heads) // self.num_kv_heads
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-        self._attends_few = few_queries_obstacle(self.head_dim, self.dtype, self.device) is None
-        if self._attends_few:
-            attention_kernel(
-                self.head_dim
-            )  # now, and not in the first forward of every process that is forked from this
+        self.attend_few = _attend_few(self.head_dim) if self.dtype == torch.float32 and on_cpu else None
         rotated_heads = (self.groups + 1) * self.num_kv_heads  # queries and keys; values do not rotate
         self.rope = Rope(config, rotated_heads, self.num_kv_heads, self.device, self.dtype)
         self.layers, self.head = self._pack(config, state, head)
@@ -158,7 +154,7 @@ class LeanLM:
     def forward(self, ids: Tensor, start: int, buffers: LeanBuffers) -> Tensor:
         """The residual stream [n, hidden] behind the last layer, for `ids` int64 [n] at positions start, ..."""
         count, rows, between = ids.shape[0], self.embed(ids), self.between_layers
-        if self._attends_few and folded(count, self.groups):
+        if self.attend_few is not None and folded(count, self.groups):
             for layer, memory in zip(self.layers, buffers.layers, strict=True):
                 layer.step(rows, memory, start, self.rope.table)
                 if between is not None:
@@ -239,6 +235,17 @@ class LeanCache:
             self._lm.give_back(self._buffers)
             self._buffers = None
         self._cached = 0
+
+
+def _attend_few(head_dim: int) -> Callable[..., Tensor] | None:
+    """The kernel for few positions, compiled now and not in the first forward of every process forked from this one;
+    None where it does not run."""
+    if head_dim % 8 or kernel_obstacle():
+        return None
+    from .few_queries import attend_few, attention_kernel
+
+    attention_kernel(head_dim)
+    return attend_few
 
 
 def _context_length(config: Any) -> int:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .few_queries import attend_few
 from .linear import Linear, pack_linear, pack_normed
 from .rope import Rope, pair_up
 
@@ -32,6 +31,7 @@ class Decoder(Protocol):
     num_kv_heads: int
     head_dim: int
     rope: Rope
+    attend_few: Callable[..., Tensor] | None  # see `few_queries`
     layers: list[LeanLayer]
     head: Linear  # and the norm before it
 
@@ -54,6 +54,7 @@ class LeanLayer:
         prefix = f"model.layers.{index}."
         self._shape = (lm.groups + 2, lm.num_kv_heads, lm.head_dim)
         self._head_dim = lm.head_dim
+        self._attend_few = lm.attend_few
         self._parts = (lm.groups, 2)
         no_rope = getattr(config, "no_rope_layers", None)  # SmolLM3: 0 where a layer does not rotate
         self._rope = lm.rope if no_rope is None or no_rope[index] else None
@@ -99,7 +100,8 @@ class LeanLayer:
         """The same for a few positions from `start` on, with the layer's `memory` [2, kv_heads, positions, head_dim]
         and the `table` of rotations, by a kernel of our own (see `few_queries`)."""
         qkv = self._project(rows).view(rows.shape[0], *self._shape)
-        self.finish(rows, attend_few(qkv, memory, start, None if self._rope is None else table))
+        assert self._attend_few is not None
+        self.finish(rows, self._attend_few(qkv, memory, start, None if self._rope is None else table))
 
     def project(self, rows: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor]:
         """What attention needs of the residual stream: queries [n, groups, kv_heads, head_dim], and keys and values

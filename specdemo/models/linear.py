@@ -18,15 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from .native import kernel_obstacle
-from .panels import INT8_MOST, PanelWeight
 
 
 class Linear(Protocol):
@@ -49,6 +46,7 @@ PRECISIONS = ("float32", "bfloat16", "float16", "int8")
 _PANELS = ("float16", "int8")
 """Those that kernels of our own serve on a CPU."""
 
+_NEEDED = ("avx2", "fma", "f16c")
 _ONEDNN_ROWS = 8
 """Rows that oneDNN lays a weight out for. With it, results are bit for bit the same for any number of rows."""
 
@@ -62,6 +60,18 @@ def precision_obstacle(precision: str, device: torch.device) -> str | None:
     if precision in _PANELS and (missing := kernel_obstacle()):
         return f"{precision} needs {missing} here: choose float32 or bfloat16"
     return None
+
+
+@cache
+def kernel_obstacle() -> str | None:
+    """What this machine lacks for kernels of our own (see `native`), or None. llvmlite is imported only where they run:
+    beside a card nothing needs it."""
+    try:
+        from llvmlite import binding
+    except ImportError:
+        return "the package llvmlite"
+    features = binding.get_host_cpu_features()
+    return None if all(features.get(name) for name in _NEEDED) else "an x86 processor with AVX2"
 
 
 def best_cpu_precision() -> str:
@@ -174,6 +184,8 @@ class PanelLinear(_Stepwise):
     refused; int8 has a scale per output. Where there is an `eps`, rows are normed first: x / sqrt(sum(x^2) + eps)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, precision: str, eps: float | None = None) -> None:
+        from .panels import INT8_MOST, PanelWeight
+
         weight = weight.float()
         if precision == "int8":
             scales = (weight.abs().amax(1) / INT8_MOST).clamp_(min=torch.finfo(torch.float32).tiny)

@@ -28,19 +28,11 @@ BYTE, SHORT, INT, LONG, HALF, FLOAT = (*(ir.IntType(bits) for bits in (8, 16, 32
 POINTER = ir.PointerType()
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
 
-_NEEDED = ("avx2", "fma", "f16c")
 _OPENMP = ("omp_get_thread_num", "omp_get_num_threads")
 
 _compiling = threading.Lock()
 _engines: list[Any] = []
 """Whose code goes with them."""
-
-
-@cache
-def kernel_obstacle() -> str | None:
-    """What this machine lacks, or None if such code runs here."""
-    features = binding.get_host_cpu_features()
-    return None if all(features.get(name) for name in _NEEDED) else "an x86 processor with AVX2"
 
 
 def record(**fields: Any) -> Callable[..., bytes]:
