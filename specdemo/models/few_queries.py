@@ -89,8 +89,7 @@ class _Writer:
         own = build.mul(build.long(_TOGETHER), build.add(span, width))
         turned = build.at(call["scratch"], build.mul(thread, own), FLOAT)  # [6, head_dim]
         scores = build.at(turned, build.long(_TOGETHER * self._width), FLOAT)  # [6, span]
-        first = build.udiv(build.mul(items, thread), threads)
-        last = build.udiv(build.mul(items, build.add(thread, build.long(1))), threads)
+        first, last = build.part(items, thread, threads)
         with build.loop(first, last) as item:
             head, tile = build.udiv(item.index, tiles), build.urem(item.index, tiles)
             begin = build.mul(tile, build.long(_TOGETHER))

@@ -210,6 +210,12 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
     def larger(self, left: Any, right: Any) -> Any:
         return self.select(self.fcmp_ordered(">", left, right), left, right)
 
+    def part(self, number: Any, thread: Any, threads: Any) -> tuple[Any, Any]:
+        """The first of a thread's even part of `number` things, and the end of it."""
+        ends = (thread, self.add(thread, self.long(1)))
+        first, last = (self.udiv(self.mul(number, end), threads) for end in ends)
+        return first, last
+
     def prefetch(self, address: Any) -> None:
         flags = [ir.Constant(INT, number) for number in (0, 3, 1)]  # to read, to be kept, data
         self.intrinsic("llvm.prefetch.p0", ir.VoidType(), address, *flags)
