@@ -568,6 +568,7 @@ def test_one_click_races_the_draft_length_that_a_race_recommends(site: Site, tab
 def test_a_token_of_a_running_race_answers_why(tab: Tab) -> None:
     race(tab, "slow")
     tab.wait_for_selector('[data-lane="speculative"] .sd-bonus')
+    tab.wait_for_function("specdemo.stage.story.round(1, 1)?.why")  # it may come a message later than the round
     tab.locator('[data-lane="speculative"] .sd-text').focus()
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowRight")
