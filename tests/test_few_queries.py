@@ -83,3 +83,14 @@ def test_scores_of_any_size_have_a_softmax() -> None:
     rows, memory = drawn(2, 3, 1, 8, seed=1) * 1e4, drawn(2, 1, 16, 8, seed=2)
     expected, _ = written_out(rows, memory, 8, None)
     torch.testing.assert_close(attend_few(rows, memory, 8, None).double(), expected, rtol=1e-5, atol=1e-5 * 1e4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_key_that_is_not_finite_spoils_the_positions_that_read_it_and_no_other(value: float) -> None:
+    """A broken model is told by its logits, so the softmax must not make numbers of what is none."""
+    rows, memory = drawn(9, 5, 3, 64, seed=1), drawn(2, 3, POSITIONS, 64, seed=2)
+    expected = attend_few(rows, memory.clone(), 50, None)
+    rows[4, 3] = value  # the keys of one new position; its values are finite
+    attended = attend_few(rows, memory, 50, None)
+    assert torch.equal(attended[:4], expected[:4])
+    assert attended[4:].isnan().any(1).all()

@@ -15,6 +15,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from specdemo.environment import describe
 from specdemo.models import lean
 from specdemo.models.lean import LeanLM
 from specdemo.models.lean_layer import attend_by_products
@@ -370,6 +371,11 @@ def test_few_positions_have_the_same_bits_however_many_are_fed(case: str, precis
             fed = torch.cat([cache.extend(part, keep=len(part)) for part in ids[start : start + 18].split(count)])
             assert torch.equal(fed, one_by_one)
         cache.close()
+
+
+def test_kernels_run_wherever_the_processor_has_avx2() -> None:
+    """Or every test of them would be skipped unseen."""
+    assert (kernel_obstacle() is None) == ("avx2" in describe(CPU)["processor_features"])
 
 
 def test_the_kernel_for_few_positions_is_used_where_it_runs() -> None:

@@ -58,6 +58,7 @@ def test_beyond_its_range_the_exponential_stays_at_its_ends() -> None:
     assert (result[:3] < 2e-38).all()
     assert (result[3:6] > 1e38).all()
     assert result[6] == 1.0
+    assert run(Kernel(FIELDS, exponentials), torch.full((8,), float("nan")), 1).isnan().all()
 
 
 def test_without_torchs_openmp_one_thread_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:

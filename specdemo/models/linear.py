@@ -17,6 +17,7 @@ each row has a step of its own, where torch's usual dynamic quantization looks a
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Protocol
@@ -91,12 +92,9 @@ def activation_dtype(precision: str, device: torch.device) -> torch.dtype:
 def pack_linear(weight: Tensor, bias: Tensor | None, precision: str) -> Linear:
     """A product with `weight` [outputs, inputs] (any float dtype) plus `bias` [outputs], kept in `precision` on the
     weight's device. Raises ValueError where a weight is out of the precision's range."""
-    on_cpu = weight.device.type == "cpu"
-    return (
-        PanelLinear(weight, bias, precision)
-        if on_cpu and precision in _PANELS
-        else _pack_plain(weight, bias, precision)
-    )
+    if weight.device.type == "cpu" and precision in _PANELS:
+        return PanelLinear(weight, bias, precision)
+    return _pack_plain(weight, bias, precision)
 
 
 def _pack_plain(weight: Tensor, bias: Tensor | None, precision: str) -> PlainLinear | OneDnnLinear:
@@ -131,11 +129,11 @@ def unit_norm(eps: float) -> Callable[[Tensor], Tensor]:
     return lambda rows: rows / torch.linalg.vector_norm(rows, 2, 1, True).hypot_(floor)
 
 
-class _Stepwise:
+class _Stepwise(ABC):
     """What stands around a product, by torch's own operations."""
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, rows: Tensor) -> Tensor: ...
 
     def add_to(self, residual: Tensor, rows: Tensor) -> None:
         residual.add_(self(rows))
@@ -205,14 +203,16 @@ class PanelLinear(_Stepwise):
         return product if self._bias is None else product.add_(self._bias)
 
     def add_to(self, residual: Tensor, rows: Tensor) -> None:
-        self._weight.add_product(residual, rows)
-        if self._bias is not None:
-            residual.add_(self._bias)
+        if self._bias is None and self._weight.adds(residual):
+            self._weight.add_product(residual, rows)
+        else:
+            super().add_to(residual, rows)
 
     def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> None:
-        self._weight.add_gated_product(residual, gate_up)
-        if self._bias is not None:
-            residual.add_(self._bias)
+        if self._bias is None and self._weight.adds(residual, gated=True):
+            self._weight.add_gated_product(residual, gate_up)
+        else:
+            super().add_gated_to(residual, gate_up)
 
 
 def _operator(name: str) -> Callable[..., Tensor]:

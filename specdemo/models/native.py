@@ -125,8 +125,12 @@ def _write(path: Path, code: bytes) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(code).hexdigest().encode() + b"\n" + code)
-        Path(file.name).replace(path)
+            try:
+                file.write(hashlib.sha256(code).hexdigest().encode() + b"\n" + code)
+                file.close()
+                Path(file.name).replace(path)
+            except OSError:
+                Path(file.name).unlink()
 
 
 @cache
@@ -228,7 +232,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         return self.intrinsic("llvm.vector.reduce.fmax.v8f32", FLOAT, vector)
 
     def exponential(self, x: Any) -> Any:
-        """exp of a vector, to float32's last bit or two: a power of two times a polynomial (Cephes, expf)."""
+        """exp of a vector to float32's last bits, nan staying nan: a power of two times a polynomial (Cephes, expf)."""
         bounded = self.larger(
             self._constants(-87.0),
             self.select(self.fcmp_ordered("<", x, self._constants(88.0)), x, self._constants(88.0)),
@@ -241,7 +245,8 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
             value = self.fused(value, rest, self._constants(factor))
         value = self.fadd(self.fused(value, self.fmul(rest, rest), rest), self._constants(1.0))
         exponent = self.add(self.fptosi(power, INTS), self.splat(ir.Constant(INT, 127)))
-        return self.fmul(value, self.bitcast(self.shl(exponent, self.splat(ir.Constant(INT, 23))), FLOATS))
+        value = self.fmul(value, self.bitcast(self.shl(exponent, self.splat(ir.Constant(INT, 23))), FLOATS))
+        return self.select(self.fcmp_unordered("uno", x, x), x, value)
 
     def _constants(self, value: float) -> Any:
         return ir.Constant(FLOATS, [self.number(value)] * LANES)

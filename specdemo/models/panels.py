@@ -76,20 +76,17 @@ class PanelWeight:
         """The same of rows / sqrt(sum of squares + eps)."""
         return self._run(rows, _NORMED, eps)
 
+    def adds(self, residual: Tensor, gated: bool = False) -> bool:
+        """Whether `add_product`, or `add_gated_product`, can be used: nothing is padded."""
+        return self._even and residual.is_contiguous() and not (gated and self._missing)
+
     def add_product(self, residual: Tensor, rows: Tensor) -> None:
         """Add the product to `residual` float32 [n, outputs]."""
-        if self._even and residual.is_contiguous():
-            self._run(rows, _AS_IS, into=residual)
-        else:
-            residual.add_(self.multiply(rows))
+        self._run(rows, _AS_IS, into=residual)
 
     def add_gated_product(self, residual: Tensor, gate_up: Tensor) -> None:
         """Add to `residual` the product of silu(gate) * up, these being the halves of gate_up [n, 2 * inputs]."""
-        if self._even and not self._missing and residual.is_contiguous():
-            self._run(gate_up, _GATED, into=residual)
-        else:
-            gate, up = gate_up.chunk(2, 1)
-            self.add_product(residual, functional.silu(gate).mul_(up))
+        self._run(gate_up, _GATED, into=residual)
 
     def _run(self, rows: Tensor, before: int, eps: float = 0.0, into: Tensor | None = None) -> Tensor:
         if self._missing:
